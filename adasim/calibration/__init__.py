@@ -1,0 +1,1 @@
+"""Models of cost and acceptance, and the profiles they are fitted into."""

@@ -1,0 +1,197 @@
+"""The vocabulary every part of adasim shares.
+
+Glossary (one definition each; importers convert at the border):
+
+- ``k`` / ``draft_len``: draft tokens of one request in one round, the anchor excluded.
+- ``verify_len``: tokens of one request the target verifies, the anchor counted: 1 = plain decoding,
+  ``draft_len + 1`` = the full block. ``B = max_draft_len + 1`` is the block.
+- ``L``: run of drafts, from the anchor, that the target would accept if all were verified.
+- ``accepted``: drafts accepted in a round, ``min(L, verify_len - 1)``; the bonus token is extra.
+- ``tau``: tokens emitted per request and round, the bonus token counted, the prefill's token not;
+  pooled: total tokens / total request-rounds.
+- ``survival[k]``: P(first k drafts are all accepted). Not the conditional rate.
+- ``round``: draft -> length policy -> verify -> accept, once, for the whole batch.
+- ``step``: what the engine does between two clock readings: a round, a prefill, or both (chunked).
+
+Seconds inside, milliseconds in files that people write and in reports.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+
+class InputError(Exception):
+    """The user's input cannot be used. Holds every problem found, each with its place."""
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+    def __reduce__(self) -> tuple[type["InputError"], tuple[str, ...]]:
+        return type(self), self.problems
+
+
+class PolicyError(Exception):
+    """A policy or scheduler answered something illegal: a bug in it, not in the input."""
+
+
+class Component(BaseModel):
+    """A part of a scenario: fields are its configuration, methods its behaviour, private attributes its state."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class RoundCost(Protocol):
+    """What a policy may know about time."""
+
+    def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
+        """Seconds of one round. See ``calibration.cost.CostModel.round_s``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCaps:
+    """What an engine can do and what it provides; policies fail at start when it lacks what they need."""
+
+    max_draft_len: int
+    max_running_requests: int
+    ragged: bool = True  # False: every request is verified as long as the longest (padded)
+    captured_tokens: tuple[int, ...] = ()  # graph sizes; () = none captured, no padding
+    lag_steps: int = 0  # rounds after which a policy sees an outcome
+    provides: frozenset[str] = frozenset()  # of "survival", "accept_len", "cost", "truth"
+    cost: RoundCost | None = None
+
+    @property
+    def block(self) -> int:
+        """Positions of a full block, the anchor counted."""
+        return self.max_draft_len + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request as the workload made it. ``output_len`` is known to the engine's clockwork, never to a policy."""
+
+    id: int
+    domain: int
+    prompt_len: int
+    output_len: int
+    arrival_s: float = 0.0  # closed loops: set when a client sends it
+    hash_ids: tuple[int, ...] = ()  # one id per full 512 prompt tokens
+
+
+@dataclass(frozen=True, slots=True)
+class BatchView:
+    """What a policy sees before drafting. No output length, no future: the oracle boundary is this type."""
+
+    step: int
+    now_s: float
+    caps: EngineCaps
+    request_ids: IntArray  # [n]
+    context_lens: IntArray  # [n] tokens known so far
+    queue_depth: int
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftView:
+    """What a policy sees after drafting. Entry i of a row never depends on the sampled token at i or later.
+
+    ``survival`` is a calibrated curve (confidence heads); ``accept_len`` is a length head's raw estimate of
+    the accepted length, the anchor counted. ``truth`` exists in the simulator only.
+    """
+
+    draft_lens: IntArray  # [n]
+    survival: FloatArray | None = None  # [n, max_draft_len] P(first k drafts accepted), k = 1..
+    accept_len: FloatArray | None = None  # [n] estimate of L + 1; may lie outside 1..B
+    truth: IntArray | None = None  # [n] L
+
+    def take(self, rows: IntArray) -> "DraftView":
+        """The same view for some of its rows."""
+        return DraftView(
+            self.draft_lens[rows],
+            None if self.survival is None else self.survival[rows],
+            None if self.accept_len is None else self.accept_len[rows],
+            None if self.truth is None else self.truth[rows],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a round did: the feedback of policies and schedulers."""
+
+    step: int
+    request_ids: IntArray  # [n]
+    draft_lens: IntArray  # [n]
+    verify_lens: IntArray  # [n]
+    accepted: IntArray  # [n] drafts accepted, at most verify_len - 1
+    emitted: IntArray  # [n] tokens given to the user, clipped at the request's end
+    seconds: float
+    queue_depth: int
+
+    def __len__(self) -> int:
+        return len(self.request_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class QueueView:
+    """Waiting requests that could be admitted now, the longest-waiting first."""
+
+    request_ids: IntArray  # [m]
+    arrival_s: FloatArray  # [m]
+    prompt_lens: IntArray  # [m]
+    blocks: IntArray  # [m] KV blocks each would take, its first round's reservation included
+
+
+@dataclass(frozen=True, slots=True)
+class RunningView:
+    """Requests that hold KV memory, the longest-running first."""
+
+    request_ids: IntArray  # [n]
+    context_lens: IntArray  # [n]
+    blocks: IntArray  # [n] KV blocks each would give back
+
+
+@dataclass(slots=True)
+class Slo:
+    """Latency limits of one request, in seconds; None = no limit."""
+
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    e2e_s: float | None = None
+
+
+class StepSeconds(NamedTuple):
+    """Where the time of one step goes."""
+
+    draft: float = 0.0
+    verify: float = 0.0
+    overhead: float = 0.0
+    prefill: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Seconds of the step."""
+        return self.draft + self.verify + self.overhead + self.prefill
+
+
+@dataclass(slots=True)
+class Provenance:
+    """Where numbers come from; every profile carries one."""
+
+    source: str
+    hardware: str
+    model: str
+    engine: str
+    date: str
+    how: str
+    inputs: Sequence[str] = field(default_factory=tuple)
