@@ -64,7 +64,5 @@ class DCut(Policy):
         assert batch.caps.cost is not None
         n, context = len(batch), float(batch.context_lens.mean())
         positions = int((draft.draft_lens + 1)[draft.draft_lens > 0].sum())
-        rates = [
-            (n + expected[b]) / batch.caps.cost.round_s(n, positions, n + int(b), context) for b in budgets
-        ]
+        rates = [(n + expected[b]) / batch.caps.cost.round_s(n, positions, n + int(b), context) for b in budgets]
         return int(np.argmax(rates))
