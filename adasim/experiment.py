@@ -188,7 +188,7 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool) -> None:
             "machine": platform.machine(),
             "system": platform.platform(),
             "cpus": os.cpu_count(),
-            "command": sys.argv,
+            "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         },
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }

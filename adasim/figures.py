@@ -33,7 +33,7 @@ def draw(tables: Tables, design: Design, *, goodput: bool, metric: str) -> dict[
         shown,
         design,
         {f"{m}_p{q}_ms": f"{m.upper()} p{q}, ms" for q in (50, 99) for m in ("ttft", "tpot", "itl")},
-        columns=3,
+        rows=2,
     )
     if goodput:
         pictures["goodput"] = lambda: curves(shown, design, {"goodput_rps": "goodput, requests/s"}, zero=True)
@@ -54,7 +54,7 @@ def curves(
     design: Design,
     metrics: dict[str, str],
     *,
-    columns: int = 2,
+    rows: int = 1,
     line: float | None = None,
     zero: bool = False,
 ) -> Figure:
@@ -64,7 +64,7 @@ def curves(
     """
     facets = _facets(summary, design)
     panels = [(m, f) for m in metrics for f in facets if summary[m].fillna(0).any()]  # 0 everywhere: not modelled
-    columns = min(len(panels), columns if len(facets) == 1 else len(facets)) or 1
+    columns = len(facets) if len(facets) > 1 else -(-len(panels) // rows) or 1
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(5.6 * columns + 2.2, 3.8 * rows), squeeze=False, layout="constrained"

@@ -27,8 +27,11 @@ class Recorder:
     def round(self, domains: IntArray, verify_lens: IntArray, accepted: IntArray, gaps_s: FloatArray) -> None:
         """One round's blocks and chunk gaps, one entry a request."""
         np.add.at(self._blocks, (domains, verify_lens, accepted), 1)
-        values, counts = np.unique(gaps_s, return_counts=True)
         step = len(self.steps)
+        if (gaps_s == gaps_s[0]).all():  # nearly always: everybody took part in the round before
+            self._gaps.append(GapRecord(step, float(gaps_s[0]), len(gaps_s)))
+            return
+        values, counts = np.unique(gaps_s, return_counts=True)
         self._gaps += [GapRecord(step, g, c) for g, c in zip(values.tolist(), counts.tolist(), strict=True)]
 
     def records(self, lives: Sequence[Life]) -> Records:
