@@ -51,10 +51,7 @@ def catalogue(what: str) -> list[dict[str, str]]:
         ]
     if what in {"hardware", "models"}:
         named: dict[str, Component] = {**(HARDWARE if what == "hardware" else MODELS)}
-        return [
-            {"name": n, "spec": ", ".join(f"{k} {v:g}" for k, v in c.model_dump().items())}
-            for n, c in named.items()
-        ]
+        return [{"name": n, "spec": ", ".join(f"{k} {v:g}" for k, v in c.model_dump().items())} for n, c in named.items()]
     allowed = ", ".join(["scenarios", "profiles", *UNIONS, "hardware", "models"])
     raise InputError(f"list: unknown {what!r}; allowed: {allowed}")
 

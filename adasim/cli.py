@@ -60,31 +60,33 @@ def run_command(
         raise InputError("--resume and --overwrite exclude each other")
     plan = load(scenario, settings or [])
     out = out or Path("reports") / plan.scenario.name
-    todo = prepare(plan, out, resume=resume, overwrite=overwrite)
+    todo = prepare(plan, out, resume=resume, overwrite=overwrite, trace=trace)
     done = len(plan.trials) - len(todo)
     try:
         with progress_bar(len(plan.trials), done, quiet=as_json) as advance:
             failed = run_trials(todo, out, workers=workers or _cpus(), trace=trace, progress=lambda _: advance())
     except Interrupted:
-        _write(plan, out, [])
-        typer.echo(f"interrupted; the finished trials are in {out}. Go on with --resume", err=True)
+        finished = _write(plan, out, []) is not None
+        says = f"the finished trials are in {out}" if finished else "no trial had finished"
+        typer.echo(f"interrupted; {says}. Go on with --resume", err=True)
         raise typer.Exit(INTERRUPTED) from None
-    errors = [f"{f.trial.policy} {f.trial.point or ''} seed {f.trial.seed}: {f.error}" for f in failed]
-    tables = _write(plan, out, errors)
+    errors: dict[str, str] = {}  # what went wrong -> the first trial it happened to
+    for f in failed:
+        errors.setdefault(f.error, f"{f.trial.policy} {f.trial.point or ''} seed {f.trial.seed}")
+    lines = [f"{place}: {error}" for error, place in errors.items()]
+    tables = _write(plan, out, lines)
     if not failed:
         write_manifest(plan, out, finished=True)
-    _show(plan, out, tables, errors, as_json=as_json)
+    _show(plan, out, tables, lines, as_json=as_json)
     if failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(BAD_INPUT if all(f.bad_input for f in failed) else FAILED)
 
 
 @app.command(name="report")
 def report_command(
     scenario: Annotated[str, typer.Argument(help="The scenario that was run.")],
     out: Annotated[Path | None, typer.Option(help="The folder that holds its trials.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="As it was run.")
-    ] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="As it was run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Write the report of finished trials anew, without running any."""

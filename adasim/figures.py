@@ -17,8 +17,8 @@ PARTS = ("draft", "verify", "overhead", "prefill", "idle")
 MAX_TIME_PANELS = 5
 
 
-def draw(tables: Tables, design: Design, *, goodput: bool, metric: str) -> dict[str, bytes]:
-    """All figures that the tables support, by name."""
+def draw(tables: Tables, design: Design, *, goodput: bool, metric: str, mark: str) -> dict[str, bytes]:
+    """All figures that the tables support, by name; ``mark`` (simulated, measured) is printed on each."""
     shown = tables.summary[~tables.summary["policy"].isin([a.label for a in design.arms if a.group])]
     pictures: dict[str, Callable[[], Figure]] = {}
     if shown[RATIO].notna().any():
@@ -46,7 +46,8 @@ def draw(tables: Tables, design: Design, *, goodput: bool, metric: str) -> dict[
         sns.axes_style("whitegrid"),
         sns.plotting_context("notebook", 0.9),
     ):
-        return {name: _png(make()) for name, make in pictures.items()}
+        drawn = ((name, make()) for name, make in pictures.items())
+        return {name: _png(figure, mark) for name, figure in drawn if figure.axes}
 
 
 def curves(
@@ -64,6 +65,8 @@ def curves(
     """
     facets = _facets(summary, design)
     panels = [(m, f) for m in metrics for f in facets if summary[m].fillna(0).any()]  # 0 everywhere: not modelled
+    if not panels:
+        return plt.figure()
     columns = len(facets) if len(facets) > 1 else -(-len(panels) // rows) or 1
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
@@ -196,8 +199,9 @@ def _join(summary: pd.DataFrame, fields: list[str]) -> "pd.Series[str]":
     return pd.Series(text, index=summary.index)
 
 
-def _png(figure: Figure) -> bytes:
+def _png(figure: Figure, mark: str) -> bytes:
     out = io.BytesIO()
+    figure.text(0.995, 0.005, mark, ha="right", va="bottom", fontsize=8, color="0.45")
     figure.savefig(out, format="png", dpi=110)
     plt.close(figure)
     return out.getvalue()

@@ -79,9 +79,7 @@ def shares(one: Callable[[], float], other: Callable[[], float]) -> list[float]:
 def main() -> None:
     """Measure and print."""
     results: dict[str, dict[str, float]] = {}
-    policies: list[tuple[Policy, int]] = [
-        (p, c) for c in (1, 128) for p in (Off(), Fixed(verify_len=16), Head(), DCut())
-    ]
+    policies: list[tuple[Policy, int]] = [(p, c) for c in (1, 128) for p in (Off(), Fixed(verify_len=16), Head(), DCut())]
     for policy, concurrency in policies:
         name = f"rounds / SimPy timeouts, {policy.label}, concurrency {concurrency}"
         values = shares(lambda p=policy, c=concurrency: rounds_per_s(p, c), timeouts_per_s)  # type: ignore[misc]

@@ -15,7 +15,7 @@ def test_readme_scenario_is_valid() -> None:
     (text,) = re.findall(r"```yaml\n(.*?)```", README.read_text(), flags=re.DOTALL)
     plan = expand(parse_yaml(text, "README.md"), Path())
     assert len(plan.trials) == 4 * 7 * 3
-    assert plan.groups == {"static": [f"static verify_len={n}" for n in (2, 4, 8, 16)]}
+    assert plan.groups == {"fixed": [f"fixed verify_len={n}" for n in (2, 4, 8, 16)]}
 
 
 @pytest.mark.parametrize("name", re.findall(r"adasim run (\w+)(?= |$)", README.read_text(), flags=re.MULTILINE))

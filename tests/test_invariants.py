@@ -85,8 +85,12 @@ def test_conservation_of_tokens(records: Records) -> None:
 
 
 def test_every_chunk_has_a_gap(records: Records) -> None:
-    """One chunk per request and round, each with the time since the chunk before."""
-    assert records.gaps["chunks"].sum() == records.steps["decoding"].sum()
+    """One chunk per request and round, and one per return from an eviction, each with the time since the last."""
+    again = records.steps["first_tokens"].sum() - records.requests["first_token_s"].notna().sum()
+    assert records.gaps["chunks"].sum() == records.steps["decoding"].sum() + again
+    spans = records.requests["finish_s"] - records.requests["first_token_s"]
+    if (records.requests["status"] == "finished").all():
+        assert (records.gaps["gap_s"] * records.gaps["chunks"]).sum() == pytest.approx(spans.sum())
     assert (records.gaps["gap_s"] > 0).all()
 
 

@@ -135,21 +135,31 @@ class CostModel(Component, ABC):
             return StepSeconds(prefill=prefill_s)
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
         overhead_s = self.overhead.seconds(draft_positions, verified, reads_head)
-        return StepSeconds(draft_s, self.staircase_s(batch, verified, context), overhead_s, prefill_s)
+        return StepSeconds(draft_s, self.staircase_s(batch, verified, context, prefill), overhead_s, prefill_s)
 
     def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
         """Seconds of one round without prefill, as a policy may ask."""
         longest = draft_positions // batch - 1 if draft_positions else 0
         return self.step(batch, draft_positions, verified, context, longest_draft=longest, reads_head=True).total
 
-    def staircase_s(self, batch: int, tokens: int, context: float) -> float:
-        """Seconds of a verification pass of ``tokens`` tokens, graph padding and the cliff included."""
+    def staircase_s(self, batch: int, tokens: int, context: float, prefill: int = 0) -> float:
+        """Seconds of verifying ``tokens`` tokens, graph padding and the cliff included.
+
+        ``prefill`` tokens run in the same pass: they count for its size, their own time is ``prefill_s``.
+        """
         if self.captured_tokens is None:
             return self.verify_s(batch, tokens, context)
-        i = bisect_left(self.captured_tokens, tokens)
+        i = bisect_left(self.captured_tokens, tokens + prefill)
         if i == len(self.captured_tokens):
             return self.verify_s(batch, tokens, context) + self.eager_penalty_ms / 1e3
-        return self.verify_s(batch, self.captured_tokens[i], context)
+        return self.verify_s(batch, self.captured_tokens[i] - prefill, context)
+
+    def check_batches(self, smallest: int, largest: int | None) -> None:
+        """Refuse a run whose batches will leave the measured range; ``largest`` None: unknown.
+
+        Raises:
+            InputError: which batch, and what was measured.
+        """
 
     @abstractmethod
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
@@ -191,7 +201,7 @@ class TableCost(CostModel):
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        path = find(self.verify, "cost.verify")
+        path = find(self.verify, "verify")
         numbers = ("batch", "tokens", "tokens_per_request", "context", "ms")
         table = read_columns(path, Columns(("batch", "ms"), (*numbers[1:4], "note"), positive=numbers))
         self._per_request = "tokens_per_request" in table
@@ -209,12 +219,20 @@ class TableCost(CostModel):
         if problems:
             raise InputError(*problems[:10])
         seconds = (cells.to_numpy().reshape([len(a) for a in axes]) / 1e3).tolist()
+        if self._per_request and self.captured_tokens is not None:
+            raise ValueError("captured_tokens needs a table over tokens of the whole batch, not tokens_per_request")
         self._grid = Grid(f"cost.verify {self.verify}", keys, axes, seconds, extrapolate=self.extrapolate)
         return self
 
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """Linear interpolation in each axis."""
         return self._grid.at(batch, tokens / batch if self._per_request else tokens, context)
+
+    def check_batches(self, smallest: int, largest: int | None) -> None:
+        """See :meth:`CostModel.check_batches`."""
+        for batch in (smallest, largest):
+            if batch is not None:
+                self._grid.check(0, batch)
 
     def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
         """See :class:`LinearDraft`."""
@@ -229,8 +247,9 @@ class TableCost(CostModel):
         """Every extrapolation, and prefills that take no time."""
         free = self.prefill == LinearPrefill()
         return ["cost does not model prefill: TTFT is queueing only"] * free + [
-            f"extrapolated: {name} outside the measured range in {count} look-ups, farthest {far:g}"
-            for name, (count, far) in sorted(self._grid.outside.items())
+            f"time was extrapolated: {label} outside the measured {axis[0]:g}..{axis[-1]:g}"
+            for label, axis in zip(self._grid.labels, self._grid.axes, strict=True)
+            if label in self._grid.outside
         ]
 
 
@@ -260,7 +279,7 @@ class RooflineCost(CostModel):
     def _look_up(self) -> Self:
         self._hardware = hardware(self.hardware)
         if isinstance(self.model, str) and self.model not in MODELS:
-            raise InputError(f"cost.model: unknown {self.model!r}; allowed: {', '.join(sorted(MODELS))}")
+            raise InputError(f"model: unknown {self.model!r}; allowed: {', '.join(sorted(MODELS))}")
         self._model = MODELS[self.model] if isinstance(self.model, str) else self.model
         return self
 

@@ -1,5 +1,7 @@
 """The simulated backend: a scenario's engine, priced and lucky by its models."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, Self
 
 import simpy
@@ -89,24 +91,55 @@ class SimBackend(Component):
             cost=self._cost(),
         )
 
-    def check(self, workload: Workload, policy: Policy, seed: int) -> None:
-        """Refuse what cannot run.
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a policy that needs what this engine lacks.
 
         Raises:
-            InputError: the policy needs what is missing, a domain has no acceptance, or a request is longer
-                than the whole KV memory.
+            InputError: what is missing, or which field does not fit.
         """
         PolicyDriver(policy, self.caps())
-        self._acceptance().check(workload.domain_names, self.max_draft_len)
+
+    def check_workload(self, workload: Workload, seed: int) -> None:
+        """Refuse a workload that the models do not cover or the memory cannot hold.
+
+        Raises:
+            InputError: all problems.
+        """
+        requests, acceptance = workload.generate(seed), self._acceptance()
+        smallest, largest = self._batches(workload, len(requests))
+        checks: list[Callable[[], None]] = [
+            partial(acceptance.check, workload.domain_names, self.max_draft_len),
+            partial(acceptance.check_requests, requests),
+            partial(self._cost().check_batches, smallest, largest),
+            partial(self._check_memory, requests),
+        ]
+        problems: list[str] = []
+        for check in checks:
+            try:
+                check()
+            except InputError as error:
+                problems += error.problems
+        if problems:
+            raise InputError(*problems)
+
+    def _batches(self, workload: Workload, requests: int) -> tuple[int, int | None]:
+        """Smallest and largest batch that a run is sure to have; None = unknown."""
+        if workload.clients is None:
+            return 1, None
+        largest = min(workload.clients, self.max_running_requests, requests)
+        steady = isinstance(workload, Closed) and not workload.drain and workload.clients < requests
+        return (largest if steady else 1), largest
+
+    def _check_memory(self, requests: list[Request]) -> None:
         if self.kv.blocks is None:
             return
-        capacity = self.kv.blocks * self.kv.block_tokens
-        for r in workload.generate(seed):
+        for r in requests:
             tokens = r.prompt_len + r.output_len + self.max_draft_len + 1
             if self.kv.blocks_for(tokens) > self.kv.blocks:
                 raise InputError(
-                    f"workload: request {r.id} needs {tokens} tokens of KV memory (prompt {r.prompt_len}, "
-                    f"output {r.output_len}, block {self.max_draft_len + 1}); backend.kv holds {capacity}"
+                    f"workload: request {r.id} needs {tokens} tokens of KV memory (prompt {r.prompt_len}, output "
+                    f"{r.output_len}, block {self.max_draft_len + 1}); backend.kv holds "
+                    f"{self.kv.blocks * self.kv.block_tokens}"
                 )
 
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:

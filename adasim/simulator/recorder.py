@@ -27,6 +27,10 @@ class Recorder:
     def round(self, domains: IntArray, verify_lens: IntArray, accepted: IntArray, gaps_s: FloatArray) -> None:
         """One round's blocks and chunk gaps, one entry a request."""
         np.add.at(self._blocks, (domains, verify_lens, accepted), 1)
+        self.gaps(gaps_s)
+
+    def gaps(self, gaps_s: FloatArray) -> None:
+        """Time since each request's last chunk, [n > 0]."""
         step = len(self.steps)
         if (gaps_s == gaps_s[0]).all():  # nearly always: everybody took part in the round before
             self._gaps.append(GapRecord(step, float(gaps_s[0]), len(gaps_s)))
