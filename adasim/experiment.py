@@ -201,20 +201,33 @@ def _run(trial: Trial, folder: Path, trace: bool) -> None:
 def collect(plan: Plan, out: Path) -> tuple[pd.DataFrame, list[str]]:
     """Metrics of all finished trials in the plan's order, and what their models want said."""
     rows: list[dict[str, Any]] = []
-    notes: dict[str, None] = {}
+    said: dict[str, dict[str, dict[str, None]]] = {}  # note -> point -> policies
     for trial in plan.trials:
         path = out / TRIALS / trial.key / "trial.json"
         if path.is_file():
             facts = json.loads(path.read_text())
             rows.append(facts["metrics"])
+            place = ", ".join(f"{k.rsplit('.', 1)[-1]} {v}" for k, v in trial.point.items())
             for note in facts["notes"]:
-                place = ", ".join(f"{k.rsplit('.', 1)[-1]} {v}" for k, v in trial.point.items())
-                where = f"{trial.policy}{f' ({place})' if place and note.startswith('overloaded') else ''}"
-                notes[note if note.startswith("cost ") else f"{where}: {note}"] = None
+                said.setdefault(note, {}).setdefault(place, {})[trial.policy] = None
+    notes = [f"{note}{_where(plan, places)}" for note, places in said.items()]
     table = pd.DataFrame(rows)
     swept = plan.trials[0].point if plan.trials else {}
     numbers = [c for c in table.columns if c not in {"policy", "seed", "backend", *swept}]
-    return table.astype(dict.fromkeys(numbers, float)), list(notes)
+    return table.astype(dict.fromkeys(numbers, float)), notes
+
+
+def _where(plan: Plan, places: dict[str, dict[str, None]]) -> str:
+    """At which points and under which policies a note was made; nothing when always."""
+    policies, points = {t.policy for t in plan.trials}, {str(t.point) for t in plan.trials}
+    everywhere = all(set(p) == policies for p in places.values())
+    if everywhere and len(places) == len(points):
+        return ""
+    parts = [
+        f"{f'at {place}, ' if place else ''}{'all policies' if set(at) == policies else ', '.join(at)}"
+        for place, at in places.items()
+    ]
+    return f" ({'; '.join(parts)})"
 
 
 def write_manifest(plan: Plan, out: Path, *, finished: bool) -> None:
