@@ -196,13 +196,18 @@ def load(name: str, settings: Sequence[str] = ()) -> Plan:
             raise InputError(*problems, *error.problems) from error
         if problems:
             raise InputError(*problems)
-        inputs = {p.name: sha256(p.read_bytes()).hexdigest() for p in sorted(used)}
+        inputs = {_short(p): sha256(p.read_bytes()).hexdigest() for p in sorted(used)}
     # reference cells are compared with results, they do not make them
     reference = plan.scenario.reference
-    digests = tuple(d for n, d in inputs.items() if reference is None or n != Path(reference.file).name)
+    digests = tuple(d for n, d in inputs.items() if reference is None or Path(n).name != Path(reference.file).name)
     trials = [replace(t, digests=digests) for t in plan.trials]
-    mine = {path.name: sha256(path.read_bytes()).hexdigest()}
+    mine = {_short(path.resolve()): sha256(path.read_bytes()).hexdigest()}
     return replace(plan, trials=trials, files=mine | inputs, notes=notes + plan.notes)
+
+
+def _short(path: Path) -> str:
+    """A file's name with its folder's: enough to tell files apart, nothing about the machine."""
+    return f"{path.parent.name}/{path.name}"
 
 
 def expand(config: dict[str, Any], base: Path) -> Plan:

@@ -191,14 +191,15 @@ def test_shipped_scenarios_load(path: Path) -> None:
     p = load(str(path))
     assert p.trials
     assert p.scenario.name == path.stem
-    assert path.name in p.files
+    assert f"scenarios/{path.name}" in p.files
 
 
 def test_files_of_a_scenario_are_hashed() -> None:
     assert set(load("dcut_h20").files) == {
-        "dcut_h20.yaml",
-        "dcut_h20_speedup.csv",
-        "dcut_h20_verify.csv",
+        "scenarios/dcut_h20.yaml",
+        "scenarios/dcut_h20_speedup.csv",
+        "profiles/dcut_h20.yaml",
+        "profiles/dcut_h20_verify.csv",
     }
 
 
