@@ -28,15 +28,10 @@ def tell(plan: Plan, finished: int, notes: list[str]) -> Story:
         ]
         inputs += facts.inputs
         assumptions += facts.assumptions
-    inputs += [
-        f"{part} given in the scenario: {_plain(model)}"
-        for part, model in (("cost", scenario.backend.cost), ("acceptance", scenario.backend.acceptance))
-        if model is not None
-    ]
+    inputs += [f"{part} given in the scenario: {_plain(model)}" for part, model in scenario.backend.inputs.items()]
     inputs.append(f"workload: {_plain(scenario.workload)}")
-    limits = scenario.backend.model_dump(
-        mode="json", exclude={"kind", "profile", "cost", "acceptance"}, exclude_none=True
-    )
+    outside = {"kind", "profile", *scenario.backend.inputs}
+    limits = scenario.backend.model_dump(mode="json", exclude=outside, exclude_none=True)
     inputs.append(f"engine: {_words(limits)}")
     inputs += [f"file {name}, SHA-256 {digest[:16]}" for name, digest in plan.files.items()]
     return Story(
@@ -54,7 +49,7 @@ def tell(plan: Plan, finished: int, notes: list[str]) -> Story:
         reference=_reference(scenario),
         slo=_slo(scenario),
         policies=_policies(plan),
-        kind="simulated" if scenario.backend.kind == "sim" else "measured",
+        kind=scenario.backend.mark,
     )
 
 

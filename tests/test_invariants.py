@@ -15,9 +15,9 @@ from adasim.policies.dcut import DCut
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.records import Records
+from adasim.serving.admission import Admission
+from adasim.serving.kv import KvMemory, KvPool
 from adasim.simulator import backend as simulated
-from adasim.simulator.admission import Admission
-from adasim.simulator.kv import KvMemory, KvPool
 from adasim.story import tell
 from adasim.types import BatchView, DraftView, IntArray
 from tests.build import OFF, backend, closed, plan, simulate

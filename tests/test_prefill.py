@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from adasim import metrics
 from adasim.policies.fixed import Fixed
-from adasim.simulator.kv import KvMemory
+from adasim.serving.kv import KvMemory
 from tests.build import OFF, backend, closed, simulate
 
 PREFILL = {

@@ -15,10 +15,10 @@ from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
 from adasim.records import Records
-from adasim.simulator.admission import Admission
+from adasim.serving.admission import Admission
+from adasim.serving.kv import KvMemory
+from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
-from adasim.simulator.kv import KvMemory
-from adasim.simulator.recorder import Recorder
 from adasim.types import Component, EngineCaps, Request
 from adasim.workload import Closed, Workload
 
@@ -65,9 +65,20 @@ class SimBackend(Component):
         return self
 
     @property
+    def mark(self) -> str:
+        """How a report marks numbers of this backend."""
+        return "simulated"
+
+    @property
     def calibration(self) -> Profile | None:
         """The profile in use."""
         return self._profile
+
+    @property
+    def inputs(self) -> dict[str, Component]:
+        """Models given in the scenario instead of a profile."""
+        given = {"cost": self.cost, "acceptance": self.acceptance}
+        return {name: model for name, model in given.items() if model is not None}
 
     def _cost(self) -> CostModel:
         model = self.cost or (self._profile.cost if self._profile else None)

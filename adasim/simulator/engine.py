@@ -10,8 +10,8 @@ from adasim.calibration.acceptance import Luck
 from adasim.calibration.cost import CostModel
 from adasim.policies.driver import PolicyDriver
 from adasim.records import StepRecord
-from adasim.simulator.admission import Admission
-from adasim.simulator.recorder import Recorder
+from adasim.serving.admission import Admission
+from adasim.serving.recorder import Recorder
 from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds
 
 Process = Generator[simpy.Event, Any, None]

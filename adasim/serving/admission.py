@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from adasim.errors import PolicyError
 from adasim.policies.scheduler import Scheduler
-from adasim.simulator.batch import Batch
-from adasim.simulator.kv import KvMemory, KvPool
+from adasim.serving.batch import Batch
+from adasim.serving.kv import KvMemory, KvPool
 from adasim.traces import HASH_BLOCK
 from adasim.types import EngineCaps, IntArray, QueueView, Request, RunningView
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, frame
-from adasim.simulator.admission import Life
+from adasim.serving.admission import Life
 from adasim.types import FloatArray, IntArray
 
 
