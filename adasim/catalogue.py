@@ -4,18 +4,19 @@ from inspect import getdoc
 from typing import Any, get_args
 
 from adasim.calibration.acceptance import AnyAcceptance
-from adasim.calibration.cost import AnyCost
 from adasim.calibration.profile import Profile
 from adasim.calibration.profile import packaged as packaged_profiles
+from adasim.calibration.roofline import AnyCost
 from adasim.calibration.specs import HARDWARE, MODELS
 from adasim.calibration.survival import AnyCurve
 from adasim.errors import InputError
 from adasim.files import load_yaml
+from adasim.lengths import AnyLength
 from adasim.policies import AnyPolicy
 from adasim.policies.scheduler import AnyScheduler
 from adasim.scenario import packaged as packaged_scenarios
 from adasim.types import Component
-from adasim.workload import AnyLength, AnyWorkload
+from adasim.workload import AnyWorkload
 
 UNIONS: dict[str, Any] = {
     "policies": AnyPolicy,

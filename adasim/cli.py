@@ -9,7 +9,7 @@ import typer
 from adasim import __version__
 
 if TYPE_CHECKING:
-    from adasim.scenario import Plan
+    from adasim.plan import Plan
     from adasim.tables import Tables
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
@@ -53,7 +53,7 @@ def run_command(
     """Simulate every policy over the sweep and all seeds, and write a report."""
     from adasim.errors import InputError
     from adasim.experiment import Interrupted, prepare, run_trials, write_manifest
-    from adasim.scenario import load
+    from adasim.plan import load
     from adasim.screen import progress_bar
 
     if resume and overwrite:
@@ -91,7 +91,7 @@ def report_command(
 ) -> None:
     """Write the report of finished trials anew, without running any."""
     from adasim.errors import InputError
-    from adasim.scenario import load
+    from adasim.plan import load
 
     plan = load(scenario, settings or [])
     out = out or Path("reports") / plan.scenario.name

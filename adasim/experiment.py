@@ -23,7 +23,7 @@ import pandas as pd
 from adasim import __version__, metrics
 from adasim.errors import InputError
 from adasim.files import to_json, write_atomic
-from adasim.scenario import Plan, Trial
+from adasim.plan import Plan, Trial
 from adasim.trace_events import trace_events
 
 LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic", "scipy", "seaborn", "simpy")

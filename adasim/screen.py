@@ -23,7 +23,7 @@ from adasim.files import to_json
 from adasim.tables import RATIO, Tables
 
 if TYPE_CHECKING:
-    from adasim.scenario import Plan
+    from adasim.plan import Plan
 
 
 @contextmanager

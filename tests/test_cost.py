@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from adasim.calibration.cost import LinearDraft, Overhead, RooflineCost, TableCost
+from adasim.calibration.cost import LinearDraft, Overhead, TableCost
+from adasim.calibration.roofline import RooflineCost
 from adasim.calibration.specs import MODELS, ModelSpec
 from adasim.errors import InputError
 

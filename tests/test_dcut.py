@@ -13,7 +13,7 @@ from adasim.calibration.fit import RoundCell, fit_correlation, fit_head_noise, f
 from adasim.calibration.profile import Profile
 from adasim.errors import InputError
 from adasim.experiment import collect, prepare, run_trials
-from adasim.scenario import Plan, load
+from adasim.plan import Plan, load
 from adasim.story import tell
 from tests.build import SHARED
 

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from adasim.files import parse_yaml
-from adasim.scenario import expand, packaged
+from adasim.plan import expand
+from adasim.scenario import packaged
 
 README = Path(__file__).parents[1] / "README.md"
 

@@ -7,7 +7,8 @@ import pytest
 
 from adasim.errors import InputError
 from adasim.files import parse_yaml
-from adasim.scenario import assign, expand, load, packaged, validate
+from adasim.plan import assign, expand, load
+from adasim.scenario import packaged, validate
 from tests.build import backend, closed, config, plan
 
 

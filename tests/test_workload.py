@@ -10,8 +10,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from adasim.errors import InputError
+from adasim.lengths import FixedLength
 from adasim.traces import read_trace
-from adasim.workload import AnyWorkload, Bursty, Closed, FixedLength, Poisson, Trace
+from adasim.workload import AnyWorkload, Bursty, Closed, Poisson, Trace
 from tests.build import SHARED
 
 WORKLOAD: TypeAdapter[Any] = TypeAdapter(AnyWorkload)

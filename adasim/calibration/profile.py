@@ -6,7 +6,7 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from adasim.calibration.acceptance import AnyAcceptance
-from adasim.calibration.cost import AnyCost
+from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.explain import explain
 from adasim.files import BASE, PROFILES, find, load_yaml

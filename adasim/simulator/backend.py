@@ -8,8 +8,9 @@ import simpy
 from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
-from adasim.calibration.cost import AnyCost, CostModel
+from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
+from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
