@@ -25,7 +25,7 @@ class Lesson:
 
     text: Text
     hidden: NDArray[np.uint16]  # [T, taps * D] bfloat16 bits
-    top_ids: NDArray[np.uint16]  # [T, TOP] best first
+    top_ids: NDArray[np.uint16]  # [T, TOP] best first; zero inside the prompt
     top_probs: NDArray[np.float16]  # [T, TOP]
 
     def hidden_tensor(self) -> Tensor:
@@ -40,13 +40,13 @@ def score(target: Target, taps: Sequence[int], texts: Sequence[Text]) -> Iterato
         tokens = torch.from_numpy(text.tokens.astype(np.int64)).to(target.device)
         hidden, tapped = target.forward(tokens, [Span(0, 0, len(tokens))], kv, taps)
         assert tapped is not None
-        probs, ids = torch.softmax(target.logits(hidden).float(), -1).topk(TOP)
-        yield Lesson(
-            text,
-            tapped.to(torch.bfloat16).cpu().view(torch.uint16).numpy(),
-            ids.cpu().numpy().astype(np.uint16),
-            probs.cpu().numpy().astype(np.float16),
-        )
+        first = text.prompt_len - 1
+        logits = target.logits(hidden[first:])
+        best, ids = logits.topk(TOP)
+        probs = torch.exp(best.float() - logits.float().logsumexp(-1, keepdim=True))
+        top_ids, top_probs = np.zeros((len(tokens), TOP), np.uint16), np.zeros((len(tokens), TOP), np.float16)
+        top_ids[first:], top_probs[first:] = ids.cpu().numpy(), probs.cpu().numpy()
+        yield Lesson(text, tapped.to(torch.bfloat16).cpu().view(torch.uint16).numpy(), top_ids, top_probs)
 
 
 def write_features(target: Target, taps: Sequence[int], shard: Path, out: Path) -> None:
