@@ -16,19 +16,18 @@ Glossary (one definition each; importers convert at the border):
 Seconds inside, milliseconds in files that people write and in reports.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-class InputError(Exception):
+class InputError(ValueError):
     """The user's input cannot be used. Holds every problem found, each with its place."""
 
     def __init__(self, *problems: str) -> None:
@@ -161,13 +160,12 @@ class RunningView:
     blocks: IntArray  # [n] KV blocks each would give back
 
 
-@dataclass(slots=True)
-class Slo:
-    """Latency limits of one request, in seconds; None = no limit."""
+class Slo(Component):
+    """Latency limits of one request, milliseconds; null = no limit."""
 
-    ttft_s: float | None = None
-    tpot_s: float | None = None
-    e2e_s: float | None = None
+    ttft_ms: float | None = Field(default=None, gt=0)
+    tpot_ms: float | None = Field(default=None, gt=0)
+    e2e_ms: float | None = Field(default=None, gt=0)
 
 
 class StepSeconds(NamedTuple):
@@ -182,16 +180,3 @@ class StepSeconds(NamedTuple):
     def total(self) -> float:
         """Seconds of the step."""
         return self.draft + self.verify + self.overhead + self.prefill
-
-
-@dataclass(slots=True)
-class Provenance:
-    """Where numbers come from; every profile carries one."""
-
-    source: str
-    hardware: str
-    model: str
-    engine: str
-    date: str
-    how: str
-    inputs: Sequence[str] = field(default_factory=tuple)

@@ -1,0 +1,303 @@
+"""Cost models: seconds of a step, by what it does."""
+
+from abc import ABC, abstractmethod
+from bisect import bisect_left
+from typing import Annotated, Literal, Self
+
+import numpy as np
+import pandas as pd
+from pydantic import Field, PrivateAttr, model_validator
+
+from adasim.calibration.grid import Grid
+from adasim.calibration.specs import MODELS, Hardware, ModelSpec, hardware
+from adasim.files import Columns, find, read_columns
+from adasim.types import Component, InputError, StepSeconds
+
+Ms = Annotated[float, Field(ge=0)]
+
+
+class Overhead(Component):
+    """Seconds of a round outside draft and verification, in milliseconds per unit.
+
+    ``per_draft_position_ms`` counts every position the drafter fills, anchors included;
+    ``per_verified_ms`` every verified token. The ``speculative_*`` and ``per_*`` terms are paid only by rounds
+    that draft, ``round_ms`` by all, ``head_ms`` by policies that read a head.
+    """
+
+    round_ms: Ms = 0.0
+    speculative_ms: Ms = 0.0
+    per_draft_position_ms: Ms = 0.0
+    per_verified_ms: Ms = 0.0
+    head_ms: Ms = 0.0
+
+    def seconds(self, draft_positions: int, verified: int, reads_head: bool) -> float:
+        """Seconds of one round's overhead."""
+        ms = self.round_ms
+        if draft_positions:
+            ms += self.speculative_ms + self.per_draft_position_ms * draft_positions
+            ms += self.per_verified_ms * verified + (self.head_ms if reads_head else 0.0)
+        return ms / 1e3
+
+
+class LinearDraft(Component):
+    """Draft time = passes x (base + per request x n) + per position x positions.
+
+    One-pass drafters (DFlash) make one pass; autoregressive ones (EAGLE, MTP) one per draft token: passes =
+    ``passes`` where given (a tree's depth), else the longest draft of the round.
+    """
+
+    kind: Literal["linear"] = "linear"
+    base_ms: Ms = 0.0
+    per_request_ms: Ms = 0.0
+    per_position_ms: Ms = 0.0
+    autoregressive: bool = False
+    passes: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _passes_used(self) -> Self:
+        if self.passes is not None and not self.autoregressive:
+            raise ValueError("passes has no effect unless autoregressive is true")
+        return self
+
+    def seconds(self, batch: int, positions: int, longest: int) -> float:
+        """Seconds to fill ``positions`` draft positions of ``batch`` requests, drafts up to ``longest``."""
+        passes = (self.passes or longest) if self.autoregressive else 1
+        return (passes * (self.base_ms + self.per_request_ms * batch) + self.per_position_ms * positions) / 1e3
+
+
+class LayersDraft(Component):
+    """A drafter made of ``layers`` layers of the target's shape, priced by the roofline; the LM head is shared."""
+
+    kind: Literal["layers"] = "layers"
+    layers: int = Field(default=5, ge=1)
+    autoregressive: bool = False
+
+
+class LinearPrefill(Component):
+    """Prefill time = base (when the step does nothing else) + per token; 0 and 0 = not modelled."""
+
+    base_ms: Ms = 0.0
+    per_token_ms: Ms = 0.0
+
+    def seconds(self, tokens: int, alone: bool) -> float:
+        """Seconds of ``tokens`` prefill tokens."""
+        return ((self.base_ms if alone else 0.0) + self.per_token_ms * tokens) / 1e3
+
+
+class CostModel(Component, ABC):
+    """Prices steps. Excludes queueing. ``context`` is the mean context length of the batch, in tokens.
+
+    ``captured_tokens``: graph sizes; a pass pays for the next one up. Beyond the largest it runs eagerly and
+    pays ``eager_penalty_ms`` more: the cliff.
+    """
+
+    kind: str
+    overhead: Overhead = Overhead()
+    captured_tokens: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
+    eager_penalty_ms: Ms = 0.0
+
+    @model_validator(mode="after")
+    def _captured(self) -> Self:
+        sizes = self.captured_tokens
+        if sizes is not None and sizes != sorted(set(sizes)):
+            raise ValueError("captured_tokens must rise")
+        if sizes is None and self.eager_penalty_ms:
+            raise ValueError("eager_penalty_ms has no effect without captured_tokens")
+        return self
+
+    def step(
+        self,
+        batch: int,
+        draft_positions: int,
+        verified: int,
+        context: float,
+        *,
+        longest_draft: int = 0,
+        prefill: int = 0,
+        prefill_context: float = 0.0,
+        reads_head: bool = False,
+    ) -> StepSeconds:
+        """Seconds of one step, by part.
+
+        Args:
+            batch: requests that decode; 0 = a prefill-only step.
+            draft_positions: positions the drafter fills, anchors included; 0 = plain decoding.
+            verified: tokens in the verification pass, anchors included.
+            context: mean context of the decoding requests, tokens.
+            longest_draft: longest draft of the round, tokens.
+            prefill: prompt tokens computed in this step.
+            prefill_context: mean context they attend to, tokens.
+            reads_head: the policy read a length or confidence head.
+        """
+        prefill_s = self.prefill_s(prefill, prefill_context, verified) if prefill else 0.0
+        if not batch:
+            return StepSeconds(prefill=prefill_s)
+        draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
+        overhead_s = self.overhead.seconds(draft_positions, verified, reads_head)
+        return StepSeconds(draft_s, self.staircase_s(batch, verified, context), overhead_s, prefill_s)
+
+    def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
+        """Seconds of one round without prefill, as a policy may ask."""
+        longest = draft_positions // batch - 1 if draft_positions else 0
+        return self.step(batch, draft_positions, verified, context, longest_draft=longest, reads_head=True).total
+
+    def staircase_s(self, batch: int, tokens: int, context: float) -> float:
+        """Seconds of a verification pass of ``tokens`` tokens, graph padding and the cliff included."""
+        if self.captured_tokens is None:
+            return self.verify_s(batch, tokens, context)
+        i = bisect_left(self.captured_tokens, tokens)
+        if i == len(self.captured_tokens):
+            return self.verify_s(batch, tokens, context) + self.eager_penalty_ms / 1e3
+        return self.verify_s(batch, self.captured_tokens[i], context)
+
+    @abstractmethod
+    def verify_s(self, batch: int, tokens: int, context: float) -> float:
+        """Seconds of the target's pass over ``tokens`` tokens of ``batch`` requests.
+
+        Raises:
+            InputError: outside the measured range.
+        """
+
+    @abstractmethod
+    def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
+        """Seconds of the drafter."""
+
+    @abstractmethod
+    def prefill_s(self, tokens: int, context: float, verified: int) -> float:
+        """Extra seconds of ``tokens`` prefill tokens in a step that also verifies ``verified`` tokens."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a report must say about this model, after a run."""
+        return []
+
+
+class TableCost(CostModel):
+    """Measured verification times over batch x tokens x context, linear in between.
+
+    The CSV has the columns ``batch``, ``tokens`` (of the whole batch) or ``tokens_per_request``, optionally
+    ``context``, and ``ms``; every combination must be there. Outside it is an error, unless ``extrapolate``:
+    then the last two points go on, and the report says how often and how far.
+    """
+
+    kind: Literal["table"] = "table"
+    verify: str
+    extrapolate: bool = False
+    draft: LinearDraft = LinearDraft()
+    prefill: LinearPrefill = LinearPrefill()
+    _grid: Grid = PrivateAttr()
+    _per_request: bool = PrivateAttr(default=False)
+
+    @model_validator(mode="after")
+    def _read(self) -> Self:
+        path = find(self.verify, "cost.verify")
+        header = pd.read_csv(path, comment="#", nrows=0).columns
+        self._per_request = "tokens_per_request" in header
+        tokens = "tokens_per_request" if self._per_request else "tokens"
+        numbers = ("batch", tokens, "ms")
+        table = read_columns(path, Columns(numbers, ("context", "note"), positive=(*numbers, "context")))
+        if "context" not in table:
+            table["context"] = 1.0
+        keys = ["batch", tokens, "context"]
+        twice = table[table.duplicated(keys)]
+        problems = [f"{path}: {_cell(keys, row)} is measured twice" for row in twice[keys].to_numpy()]
+        axes = [sorted(float(v) for v in table[k].unique()) for k in keys]
+        cells = table.drop_duplicates(keys).set_index(keys)["ms"].reindex(pd.MultiIndex.from_product(axes))
+        problems += [f"{path}: {_cell(keys, key)} is missing" for key in cells.index[cells.isna()]]
+        if problems:
+            raise InputError(*problems[:10])
+        seconds = (cells.to_numpy().reshape([len(a) for a in axes]) / 1e3).tolist()
+        self._grid = Grid(f"cost.verify {self.verify}", keys, axes, seconds, extrapolate=self.extrapolate)
+        return self
+
+    def verify_s(self, batch: int, tokens: int, context: float) -> float:
+        """Linear interpolation in each axis."""
+        return self._grid.at(batch, tokens / batch if self._per_request else tokens, context)
+
+    def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
+        """See :class:`LinearDraft`."""
+        return self.draft.seconds(batch, positions, longest)
+
+    def prefill_s(self, tokens: int, context: float, verified: int) -> float:
+        """See :class:`LinearPrefill`."""
+        return self.prefill.seconds(tokens, alone=not verified)
+
+    @property
+    def notes(self) -> list[str]:
+        """Every extrapolation, and prefills that take no time."""
+        free = self.prefill == LinearPrefill()
+        return ["cost does not model prefill: TTFT is queueing only"] * free + [
+            f"extrapolated: {name} outside the measured range in {count} look-ups, farthest {far:g}"
+            for name, (count, far) in sorted(self._grid.outside.items())
+        ]
+
+
+def _cell(keys: list[str], values: object) -> str:
+    return ", ".join(f"{k} {v:g}" for k, v in zip(keys, np.asarray(values, dtype=float), strict=True))
+
+
+class RooflineCost(CostModel):
+    """max(memory time, compute time) of every pass, from a hardware and a model specification.
+
+    Unmeasured: an estimate for hardware nobody profiled. Linear layers and attention are maximised apart;
+    ``memory_efficiency`` and ``compute_efficiency`` scale the peaks; ``launch_ms`` is paid by every pass. A
+    mixture of experts reads E (1 - (1 - e/E)^t) experts for t tokens.
+    """
+
+    kind: Literal["roofline"] = "roofline"
+    hardware: str | Hardware = "h100"
+    model: str | ModelSpec = "qwen3-8b"
+    memory_efficiency: float = Field(default=0.8, gt=0, le=1)
+    compute_efficiency: float = Field(default=0.6, gt=0, le=1)
+    launch_ms: Ms = 0.5
+    draft: Annotated[LinearDraft | LayersDraft, Field(discriminator="kind")] = LayersDraft()
+    _hardware: Hardware = PrivateAttr()
+    _model: ModelSpec = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _look_up(self) -> Self:
+        self._hardware = hardware(self.hardware)
+        if isinstance(self.model, str) and self.model not in MODELS:
+            raise InputError(f"cost.model: unknown {self.model!r}; allowed: {', '.join(sorted(MODELS))}")
+        self._model = MODELS[self.model] if isinstance(self.model, str) else self.model
+        return self
+
+    def verify_s(self, batch: int, tokens: int, context: float) -> float:
+        """One pass of all layers and the LM head over ``tokens`` tokens."""
+        return self._pass_s(batch, tokens, context, self._model.layers, head_tokens=tokens)
+
+    def _pass_s(self, batch: int, tokens: int, context: float, layers: int, head_tokens: int) -> float:
+        m, bandwidth = self._model, self._hardware.bytes_per_s * self.memory_efficiency
+        flops = self._hardware.flop_per_s * self.compute_efficiency
+        weights = layers * m.layer_params_read(tokens) + m.head_params
+        work = 2 * (layers * m.layer_params_active * tokens + m.head_params * head_tokens)
+        linear_s = max(weights * m.bytes_per_param / bandwidth, work / flops)
+        kv_bytes = batch * context * layers * m.kv_bytes_per_layer
+        attention = 4 * tokens * context * layers * m.heads * m.head_dim
+        return linear_s + max(kv_bytes / bandwidth, attention / flops) + self.launch_ms / 1e3
+
+    def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
+        """One pass over the blocks, or one per draft token."""
+        if isinstance(self.draft, LinearDraft):
+            return self.draft.seconds(batch, positions, longest)
+        if not self.draft.autoregressive:
+            return self._pass_s(batch, positions, context, self.draft.layers, positions)
+        return longest * self._pass_s(batch, batch, context, self.draft.layers, batch)
+
+    def prefill_s(self, tokens: int, context: float, verified: int) -> float:
+        """The pass with the prefill tokens less the pass without; one LM-head row a prompt is neglected."""
+        layers = self._model.layers
+        if not verified:
+            return self._pass_s(1, tokens, context, layers, head_tokens=1)
+        both = self._pass_s(0, tokens + verified, 0.0, layers, verified)
+        alone = self._pass_s(0, verified, 0.0, layers, verified)
+        attention = self._pass_s(1, tokens, context, layers, 1) - self._pass_s(0, tokens, 0.0, layers, 1)
+        return both - alone + attention
+
+    @property
+    def notes(self) -> list[str]:
+        """A roofline is a guess."""
+        return ["cost is a roofline estimate: nothing was measured on this hardware"]
+
+
+AnyCost = Annotated[TableCost | RooflineCost, Field(discriminator="kind")]

@@ -1,0 +1,126 @@
+"""What hardware can do and what models weigh, from vendors' data sheets and published configurations."""
+
+from pydantic import Field
+
+from adasim.types import Component, InputError
+
+
+class Hardware(Component):
+    """One accelerator: dense bf16 peak, memory bandwidth and size (vendor data sheets)."""
+
+    tflops: float = Field(gt=0)
+    tb_per_s: float = Field(gt=0)
+    memory_gb: float = Field(gt=0)
+
+    @property
+    def flop_per_s(self) -> float:
+        """Peak, floating-point operations per second."""
+        return self.tflops * 1e12
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Peak memory bandwidth, bytes per second."""
+        return self.tb_per_s * 1e12
+
+
+class ModelSpec(Component):
+    """A decoder's shape; ``experts`` > 0 makes the MLPs a mixture of which each token uses ``top_experts``."""
+
+    layers: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    intermediate: int = Field(gt=0)  # of one expert, where there are experts
+    vocabulary: int = Field(gt=0)
+    bytes_per_param: float = Field(default=2.0, gt=0)
+    kv_bytes_per_value: float = Field(default=2.0, gt=0)
+    experts: int = Field(default=0, ge=0)
+    top_experts: int = Field(default=0, ge=0)
+
+    @property
+    def attention_params(self) -> float:
+        """Parameters of one layer's attention."""
+        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+
+    @property
+    def mlp_params(self) -> float:
+        """Parameters of one MLP or expert (gated: three matrices)."""
+        return 3 * self.hidden * self.intermediate
+
+    @property
+    def layer_params_active(self) -> float:
+        """Parameters one token multiplies with in one layer."""
+        return self.attention_params + self.mlp_params * max(self.top_experts, 1)
+
+    def layer_params_read(self, tokens: int) -> float:
+        """Parameters one layer reads for ``tokens`` tokens: of E experts, E (1 - (1 - e/E)^tokens)."""
+        if not self.experts:
+            return self.attention_params + self.mlp_params
+        touched = self.experts * (1 - (1 - self.top_experts / self.experts) ** tokens)
+        return self.attention_params + self.mlp_params * touched
+
+    @property
+    def head_params(self) -> float:
+        """Parameters of the LM head."""
+        return self.hidden * self.vocabulary
+
+    @property
+    def kv_bytes_per_layer(self) -> float:
+        """KV-cache bytes of one token in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.kv_bytes_per_value
+
+
+HARDWARE = {
+    "a100": Hardware(tflops=312, tb_per_s=2.04, memory_gb=80),
+    "h20": Hardware(tflops=148, tb_per_s=4.0, memory_gb=96),
+    "h100": Hardware(tflops=989, tb_per_s=3.35, memory_gb=80),
+    "h200": Hardware(tflops=989, tb_per_s=4.8, memory_gb=141),
+    "b200": Hardware(tflops=2250, tb_per_s=8.0, memory_gb=180),
+    "l40s": Hardware(tflops=362, tb_per_s=0.864, memory_gb=48),
+}
+
+MODELS = {
+    "qwen3-8b": ModelSpec(
+        layers=36,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=12288,
+        vocabulary=151936,
+    ),
+    "llama-3.1-8b": ModelSpec(
+        layers=32,
+        hidden=4096,
+        heads=32,
+        kv_heads=8,
+        head_dim=128,
+        intermediate=14336,
+        vocabulary=128256,
+    ),
+    "qwen3-30b-a3b": ModelSpec(
+        layers=48,
+        hidden=2048,
+        heads=32,
+        kv_heads=4,
+        head_dim=128,
+        intermediate=768,
+        vocabulary=151936,
+        experts=128,
+        top_experts=8,
+    ),
+}
+
+
+def hardware(name: str | Hardware) -> Hardware:
+    """The accelerator of that name.
+
+    Raises:
+        InputError: unknown name.
+    """
+    if isinstance(name, Hardware):
+        return name
+    if name not in HARDWARE:
+        raise InputError(f"cost.hardware: unknown {name!r}; allowed: {', '.join(sorted(HARDWARE))}")
+    return HARDWARE[name]

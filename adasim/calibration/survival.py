@@ -1,0 +1,154 @@
+"""Survival curves: P(first k drafts are all accepted), k = 1..K."""
+
+from abc import ABC, abstractmethod
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+from scipy.optimize import brentq
+
+from adasim.types import Component, FloatArray, InputError
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def tau(survival: FloatArray) -> float:
+    """Expected tokens per round when all K drafts are verified, the bonus token counted."""
+    return float(1 + survival.sum())
+
+
+def harden(survival: FloatArray, factor: float) -> FloatArray:
+    """The curve with every conditional acceptance raised to the power that scales tau by ``factor``.
+
+    Raises:
+        InputError: no power reaches factor * tau (it must lie between 1 and K + 1).
+    """
+    target = factor * tau(survival)
+    if factor == 1:
+        return survival
+    if not 1 < target < tau(np.sign(survival)):
+        raise InputError(
+            f"acceptance: a factor of {factor:.3g} asks for tau {target:.3g}; allowed 1..{len(survival) + 1}"
+        )
+    power = float(np.exp(brentq(lambda x: tau(survival ** np.exp(x)) - target, -12, 12)))
+    return survival**power
+
+
+class Curve(Component, ABC):
+    """One domain's acceptance when full blocks are verified, pooled over rounds."""
+
+    kind: str
+
+    @abstractmethod
+    def survival(self, max_draft_len: int) -> FloatArray:
+        """The curve, [max_draft_len].
+
+        Raises:
+            InputError: the data do not reach that far or cannot be met.
+        """
+
+
+class Geometric(Curve):
+    """Every draft is accepted with the same probability: S_k = alpha^k."""
+
+    kind: Literal["geometric"] = "geometric"
+    alpha: Annotated[float, Field(ge=0, lt=1)]
+
+    def survival(self, max_draft_len: int) -> FloatArray:
+        """alpha^k."""
+        return self.alpha ** np.arange(1, max_draft_len + 1)
+
+
+class Measured(Curve):
+    """The curve itself, from position 1."""
+
+    kind: Literal["measured"] = "measured"
+    values: list[Probability] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _falls(self) -> Self:
+        if np.any(np.diff(self.values) > 0):
+            raise ValueError("survival must not rise with the position (is this the conditional rate?)")
+        return self
+
+    def survival(self, max_draft_len: int) -> FloatArray:
+        """The first ``max_draft_len`` values."""
+        if len(self.values) < max_draft_len:
+            raise InputError(
+                f"acceptance: the measured curve has {len(self.values)} positions, "
+                f"the engine drafts {max_draft_len}"
+            )
+        return np.array(self.values[:max_draft_len])
+
+
+class Anchored(Curve):
+    """Two measured points and tau fix the curve: S_i = S_1 (S_last / S_1)^(((i-1)/(last-1))^c), c from tau.
+
+    Two points alone do not: .89 -> .13 over 15 positions is tau 7.05 if geometric, 8.65 if linear
+    (AdaFlash, arXiv 2607.19223, Fig. 2c reports 7.09).
+    """
+
+    kind: Literal["anchored"] = "anchored"
+    first: Annotated[float, Field(gt=0, lt=1)]
+    last: Annotated[float, Field(gt=0, lt=1)]
+    last_position: int = Field(default=15, ge=3)
+    tau: Annotated[float, Field(gt=1)]
+
+    @model_validator(mode="after")
+    def _solvable(self) -> Self:
+        if self.last >= self.first:
+            raise ValueError("last must be below first")
+        low, high = (tau(self._curve(c)) for c in (0.02, 50.0))
+        if not low < self.tau < high:
+            raise ValueError(f"tau {self.tau} cannot be met by these anchors; allowed {low:.2f}..{high:.2f}")
+        return self
+
+    def _curve(self, c: float) -> FloatArray:
+        share = np.arange(self.last_position) / (self.last_position - 1)
+        return self.first * (self.last / self.first) ** (share**c)
+
+    def survival(self, max_draft_len: int) -> FloatArray:
+        """The curve with c solved from tau."""
+        if max_draft_len > self.last_position:
+            raise InputError(
+                f"acceptance: the anchored curve ends at position {self.last_position}, "
+                f"the engine drafts {max_draft_len}"
+            )
+        c = brentq(lambda x: tau(self._curve(x)) - self.tau, 0.02, 50.0)
+        return self._curve(c)[:max_draft_len]
+
+
+class Budgets(Curve):
+    """Accepted tokens per request and round at several verify lengths, of the same full rounds cut short.
+
+    ``tokens`` maps verify_len (anchor counted) to tokens (bonus counted); (1, 1) is implied. Between the
+    points: monotone cubic interpolation, whose steps are the survival curve.
+    """
+
+    kind: Literal["budgets"] = "budgets"
+    tokens: dict[int, Annotated[float, Field(ge=1)]] = Field(min_length=2)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        lengths = [0, 1, *(n for n in sorted(self.tokens) if n > 1)]
+        values = [0.0, 1.0, *(self.tokens[n] for n in lengths[2:])]
+        slopes = np.diff(values) / np.diff(lengths)
+        if min(self.tokens) < 1 or np.any(slopes < 0) or np.any(np.diff(slopes) > 0):
+            raise ValueError("accepted tokens must rise with the verify length, ever more slowly")
+        return self
+
+    def survival(self, max_draft_len: int) -> FloatArray:
+        """Steps of the interpolated accepted tokens."""
+        from scipy.interpolate import PchipInterpolator  # slow to import, not always needed
+
+        lengths = sorted({1, *self.tokens})
+        if lengths[-1] < max_draft_len + 1:
+            raise InputError(
+                f"acceptance: budgets end at verify length {lengths[-1]}, the engine's block is {max_draft_len + 1}"
+            )
+        values = [0.0, 1.0, *(self.tokens[n] for n in lengths if n > 1)]
+        steps = np.diff(PchipInterpolator([0, *lengths], values)(np.arange(max_draft_len + 2)))[1:]
+        return np.minimum.accumulate(np.clip(steps, 0, 1))
+
+
+AnyCurve = Annotated[Geometric | Measured | Anchored | Budgets, Field(discriminator="kind")]

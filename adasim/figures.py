@@ -1,0 +1,203 @@
+"""Figures of a report, as PNG bytes. The same tables give the same bytes."""
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib import pyplot as plt
+from matplotlib.figure import Figure
+
+from adasim.tables import RATIO, Design, Tables
+
+PARTS = ("draft", "verify", "overhead", "prefill", "idle")
+MAX_TIME_PANELS = 5
+
+
+def draw(tables: Tables, design: Design, *, goodput: bool, metric: str) -> dict[str, bytes]:
+    """All figures that the tables support, by name."""
+    shown = tables.summary[~tables.summary["policy"].isin([a.label for a in design.arms if a.group])]
+    pictures: dict[str, Callable[[], Figure]] = {}
+    if shown[RATIO].notna().any():
+        pictures["speedup"] = lambda: curves(shown, design, {RATIO: "speed-up over off"}, line=1.0)
+    pictures["throughput"] = lambda: curves(shown, design, {"output_tok_s": "output tokens/s"}, zero=True)
+    pictures["acceptance"] = lambda: curves(
+        shown,
+        design,
+        {"tau": "tau (tokens per request and round)", "verify_len": "verified per request and round"},
+    )
+    pictures["latency"] = lambda: curves(
+        shown,
+        design,
+        {f"{m}_p{q}_ms": f"{m.upper()} p{q}, ms" for q in (50, 99) for m in ("ttft", "tpot", "itl")},
+        columns=3,
+    )
+    if goodput:
+        pictures["goodput"] = lambda: curves(shown, design, {"goodput_rps": "goodput, requests/s"}, zero=True)
+    pictures["time"] = lambda: time_bars(shown, design)
+    if tables.reference is not None:
+        reference = tables.reference
+        pictures["reference"] = lambda: against(reference, metric)
+    with (
+        mpl.rc_context({"backend": "Agg"}),
+        sns.axes_style("whitegrid"),
+        sns.plotting_context("notebook", 0.9),
+    ):
+        return {name: _png(make()) for name, make in pictures.items()}
+
+
+def curves(
+    summary: pd.DataFrame,
+    design: Design,
+    metrics: dict[str, str],
+    *,
+    columns: int = 2,
+    line: float | None = None,
+    zero: bool = False,
+) -> Figure:
+    """A panel per metric (and facet): mean over seeds against ``x`` with 95 % intervals; bars without ``x``.
+
+    Metrics that are 0 everywhere get none.
+    """
+    facets = _facets(summary, design)
+    panels = [(m, f) for m in metrics for f in facets if summary[m].fillna(0).any()]  # 0 everywhere: not modelled
+    columns = min(len(panels), columns if len(facets) == 1 else len(facets)) or 1
+    rows = -(-len(panels) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(5.6 * columns + 2.2, 3.8 * rows), squeeze=False, layout="constrained"
+    )
+    policies = list(dict.fromkeys(summary["policy"]))
+    colours = dict(zip(policies, sns.color_palette("colorblind", len(policies)), strict=True))
+    for ax in axes.flat[len(panels) :]:
+        ax.set_visible(False)
+    for ax, (metric, facet) in zip(axes.flat, panels, strict=False):
+        part = summary if facet is None else summary.loc[(_facet(summary, design) == facet).to_numpy()]
+        if design.x is None:
+            sns.barplot(part, x=metric, y="policy", hue="policy", palette=colours, legend=False, ax=ax)
+            ax.errorbar(part[metric], range(len(part)), xerr=part[f"{metric}_hw"], fmt="none", ecolor="0.2")
+            ax.set(xlabel=metrics[metric], ylabel="")
+        else:
+            _lines(ax, part, design.x, metric, colours)
+            ax.set(xlabel=design.x, ylabel=metrics[metric], title=facet or "")
+            if zero:
+                ax.set_ylim(bottom=0)
+        if line is not None:
+            (ax.axvline if design.x is None else ax.axhline)(line, color="0.3", linestyle="--", linewidth=1)
+    if design.x is not None:
+        handles, labels = axes.flat[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside right upper", frameon=False)
+    return figure
+
+
+def _lines(ax: Any, part: pd.DataFrame, x: str, metric: str, colours: dict[str, Any]) -> None:
+    for policy, found in part.groupby("policy", sort=False):
+        rows = found.sort_values(x)
+        style = {"color": colours[str(policy)], "label": policy}
+        if str(policy).startswith("best "):
+            style["linestyle"] = "--"
+        at, mean, width = rows[x].to_numpy(), rows[metric].to_numpy(), rows[f"{metric}_hw"].to_numpy()
+        ax.plot(at, mean, marker="o", markersize=4, **style)
+        ax.fill_between(at, mean - width, mean + width, color=style["color"], alpha=0.18, linewidth=0)
+    values = np.sort(part[x].unique())
+    if len(values) > 1 and values[0] > 0 and values[-1] / values[0] >= 8:
+        ax.set_xscale("log", base=2)
+    ax.set_xticks(values, [f"{v:g}" for v in values])
+    ax.minorticks_off()
+
+
+def time_bars(summary: pd.DataFrame, design: Design) -> Figure:
+    """Where time goes: shares of the window by policy, a panel for up to five points."""
+    labels = _labels(summary, design)
+    points = list(dict.fromkeys(labels))
+    if len(points) > MAX_TIME_PANELS:
+        points = [points[round(i)] for i in np.linspace(0, len(points) - 1, MAX_TIME_PANELS)]
+    policies = list(dict.fromkeys(summary["policy"]))
+    figure, axes = plt.subplots(
+        1,
+        len(points),
+        figsize=(3.2 * len(points) + 3.5, 0.34 * len(policies) + 1.6),
+        squeeze=False,
+        sharey=True,
+        layout="constrained",
+    )
+    colours = sns.color_palette("colorblind", len(PARTS))
+    for ax, point in zip(axes.flat, points, strict=True):
+        part = summary[labels == point].set_index("policy").reindex(policies)
+        left = np.zeros(len(policies))
+        for name, colour in zip(PARTS, colours, strict=True):
+            share = part[f"share_{name}"].fillna(0).to_numpy()
+            ax.barh(policies, share, left=left, color=colour, label=name, height=0.75)
+            left += share
+        ax.set(title=point, xlim=(0, 1), xlabel="share of time")
+        ax.grid(visible=False, axis="y")
+    axes.flat[0].invert_yaxis()
+    handles, names = axes.flat[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right upper", frameon=False)
+    return figure
+
+
+def against(reference: pd.DataFrame, metric: str) -> Figure:
+    """Predicted against reference, one point a cell; inputs hollow; the band is 10 %."""
+    figure, ax = plt.subplots(figsize=(7.2, 4.8), layout="constrained")
+    policies = list(dict.fromkeys(reference["policy"]))
+    for policy, colour in zip(policies, sns.color_palette("colorblind", len(policies)), strict=True):
+        for role, fill in (("predicted", colour), ("input", "none")):
+            part = reference[(reference["policy"] == policy) & (reference["role"] == role)]
+            label = f"{policy} ({role})" if len(part) else None
+            ax.scatter(
+                part["reference"],
+                part["predicted"],
+                s=48,
+                edgecolors=[colour],
+                facecolors=[fill],
+                label=label,
+            )
+    low, high = (
+        reference[["reference", "predicted"]].min().min() * 0.9,
+        reference[["reference", "predicted"]].max().max() * 1.1,
+    )
+    line = np.array([low, high])
+    ax.plot(line, line, color="0.3", linewidth=1)
+    ax.fill_between(line, 0.9 * line, 1.1 * line, color="0.5", alpha=0.15, linewidth=0)
+    ax.set(
+        xscale="log",
+        yscale="log",
+        xlabel=f"published {metric}",
+        ylabel=f"simulated {metric}",
+        xlim=line,
+        ylim=line,
+    )
+    ticks = [t for t in (0.25, 0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8) if low <= t <= high]
+    if ticks:
+        ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
+        ax.set_yticks(ticks, [f"{t:g}" for t in ticks])
+        ax.minorticks_off()
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def _facets(summary: pd.DataFrame, design: Design) -> list[str | None]:
+    return list(dict.fromkeys(_facet(summary, design))) if design.facets else [None]
+
+
+def _facet(summary: pd.DataFrame, design: Design) -> "pd.Series[str]":
+    return _join(summary, list(design.facets))
+
+
+def _labels(summary: pd.DataFrame, design: Design) -> "pd.Series[str]":
+    return _join(summary, design.point)
+
+
+def _join(summary: pd.DataFrame, fields: list[str]) -> "pd.Series[str]":
+    text = [", ".join(f"{f.rsplit('.', 1)[-1]} {row[f]}" for f in fields) for _, row in summary.iterrows()]
+    return pd.Series(text, index=summary.index)
+
+
+def _png(figure: Figure) -> bytes:
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=110)
+    plt.close(figure)
+    return out.getvalue()

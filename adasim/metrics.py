@@ -1,0 +1,186 @@
+"""One function a metric: records in, number out. NaN where nothing was measured.
+
+All take records already cut to the measured window; rates divide by the window's length.
+"""
+
+from dataclasses import dataclass
+from math import nan
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from adasim.records import Records
+from adasim.types import Slo
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The measured part of a run, seconds."""
+
+    start_s: float
+    end_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Length."""
+        return self.end_s - self.start_s
+
+
+def window(records: Records, warmup_requests: int, *, until_last_arrival: bool) -> Window:
+    """From the finish of the ``warmup_requests``-th request (0: the start) to the last arrival or the end."""
+    finishes = np.sort(records.requests["finish_s"].dropna().to_numpy())
+    end_s = float(records.steps["end_s"].iloc[-1]) if len(records.steps) else 0.0
+    if warmup_requests == 0:
+        start_s = 0.0
+    elif len(finishes) >= warmup_requests:
+        start_s = float(finishes[warmup_requests - 1])
+    else:
+        start_s = end_s
+    if until_last_arrival:
+        end_s = min(end_s, records.last_arrival_s)
+    return Window(start_s, max(end_s, start_s))
+
+
+def cut(records: Records, part: Window) -> Records:
+    """Steps that end, and requests that finish, inside the window."""
+    steps, requests = records.steps, records.requests
+    steps = steps[(steps["end_s"] > part.start_s) & (steps["end_s"] <= part.end_s)]
+    done = (requests["finish_s"] > part.start_s) & (requests["finish_s"] <= part.end_s)
+    gaps = records.gaps[records.gaps["step"].isin(steps["step"])]
+    return Records(steps, requests[done], records.blocks, gaps, records.last_arrival_s, records.notes)
+
+
+def output_tok_s(records: Records, part: Window) -> float:
+    """Output tokens per second, prefills' first tokens included."""
+    tokens = records.steps["emitted"].sum() + records.steps["first_tokens"].sum()
+    return _ratio(tokens, part.seconds)
+
+
+def requests_per_s(records: Records, part: Window) -> float:
+    """Requests finished per second."""
+    return _ratio(len(records.requests), part.seconds)
+
+
+def tau(records: Records) -> float:
+    """Tokens per request and round, pooled; the bonus token counted, the prefill's not."""
+    return _ratio(records.steps["emitted"].sum(), records.steps["decoding"].sum())
+
+
+def verify_len(records: Records) -> float:
+    """Mean verified tokens per request and round, padding counted."""
+    return _ratio(records.steps["verify_tokens"].sum(), records.steps["decoding"].sum())
+
+
+def verify_tokens_per_round(records: Records) -> float:
+    """Mean tokens of a verification pass."""
+    return _ratio(records.steps["verify_tokens"].sum(), (records.steps["decoding"] > 0).sum())
+
+
+def acceptance_rate(records: Records) -> float:
+    """Accepted drafts / drafts verified. Rises when blocks are cut: never judge by it alone."""
+    drafts = records.steps["verify_tokens"].sum() - records.steps["decoding"].sum()
+    return _ratio(records.steps["accepted"].sum(), drafts)
+
+
+def batch(records: Records) -> float:
+    """Mean requests per round."""
+    return _ratio(records.steps["decoding"].sum(), (records.steps["decoding"] > 0).sum())
+
+
+def ttft_s(requests: "pd.DataFrame") -> "pd.Series[float]":
+    """Time to first token of each request: arrival to first token, queueing included."""
+    return requests["first_token_s"] - requests["arrival_s"]
+
+
+def tpot_s(requests: "pd.DataFrame") -> "pd.Series[float]":
+    """Time per output token of each request, the first token excluded; NaN for one-token outputs."""
+    after_first = (requests["tokens"] - 1).where(requests["tokens"] > 1)
+    return (requests["finish_s"] - requests["first_token_s"]) / after_first
+
+
+def e2e_s(requests: "pd.DataFrame") -> "pd.Series[float]":
+    """Arrival to last token of each request."""
+    return requests["finish_s"] - requests["arrival_s"]
+
+
+def percentile(values: "pd.Series[float]", q: float) -> float:
+    """Percentile of the values that exist."""
+    known = values.dropna()
+    return float(np.percentile(known, q)) if len(known) else nan
+
+
+def itl_s(gaps: "pd.DataFrame", q: float) -> float:
+    """Percentile of the time between two chunks of a request (a round gives one chunk of several tokens)."""
+    if gaps.empty:
+        return nan
+    ordered = gaps.sort_values("gap_s")
+    reached = ordered["chunks"].cumsum() >= q / 100 * ordered["chunks"].sum()
+    return float(ordered["gap_s"].to_numpy()[int(np.argmax(reached.to_numpy()))])
+
+
+def slo_met(requests: "pd.DataFrame", slo: Slo) -> "pd.Series[bool]":
+    """Which finished requests met every limit; a one-token output has no TPOT to miss."""
+    met = requests["finish_s"].notna()
+    if slo.ttft_ms is not None:
+        met &= 1e3 * ttft_s(requests) <= slo.ttft_ms
+    if slo.tpot_ms is not None:
+        met &= ~(1e3 * tpot_s(requests) > slo.tpot_ms)
+    if slo.e2e_ms is not None:
+        met &= 1e3 * e2e_s(requests) <= slo.e2e_ms
+    return met
+
+
+def goodput_rps(records: Records, part: Window, slo: Slo) -> float:
+    """Requests per second that finished within every limit of the SLO."""
+    return _ratio(slo_met(records.requests, slo).sum(), part.seconds)
+
+
+def time_shares(records: Records, part: Window) -> dict[str, float]:
+    """Share of the window spent in draft, verify, overhead, prefill, and idle."""
+    steps = records.steps
+    shares = {
+        name: _ratio(steps[f"{name}_s"].sum(), part.seconds) for name in ("draft", "verify", "overhead", "prefill")
+    }
+    return shares | {"idle": max(0.0, 1 - sum(shares.values()))}
+
+
+def summary(records: Records, part: Window, slo: Slo | None) -> dict[str, float]:
+    """Every metric of one run; seconds as milliseconds where the name ends in _ms."""
+    inside = cut(records, part)
+    latencies = {
+        "ttft": ttft_s(inside.requests),
+        "tpot": tpot_s(inside.requests),
+        "e2e": e2e_s(inside.requests),
+    }
+    row = {
+        "window_s": part.seconds,
+        "finished": float(len(inside.requests)),
+        "rounds": float((inside.steps["decoding"] > 0).sum()),
+        "output_tok_s": output_tok_s(inside, part),
+        "requests_per_s": requests_per_s(inside, part),
+        "tau": tau(inside),
+        "verify_len": verify_len(inside),
+        "verify_tokens_per_round": verify_tokens_per_round(inside),
+        "acceptance_rate": acceptance_rate(inside),
+        "batch": batch(inside),
+    }
+    for name, values in latencies.items():
+        row |= {f"{name}_p{q}_ms": 1e3 * percentile(values, q) for q in PERCENTILES}
+    row |= {f"itl_p{q}_ms": 1e3 * itl_s(inside.gaps, q) for q in PERCENTILES}
+    if slo is not None:
+        row["goodput_rps"] = goodput_rps(inside, part, slo)
+    row |= {f"share_{name}": share for name, share in time_shares(inside, part).items()}
+    row["evictions"] = float(inside.steps["evicted"].sum())
+    row["kv_blocks_peak"] = float(inside.steps["kv_blocks"].max()) if len(inside.steps) else nan
+    prompts = inside.requests["prompt_len"].sum()
+    row["prefix_hit_rate"] = _ratio(inside.requests["cached_tokens"].sum(), prompts)
+    return row
+
+
+def _ratio(over: float, under: float) -> float:
+    return float(over / under) if under else nan

@@ -1,0 +1,68 @@
+"""D-Cut: one verification budget for the batch, spent where survival is highest."""
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from adasim.policies.base import Policy
+from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, InputError, IntArray
+
+Ratio = Annotated[float, Field(gt=0, le=1)]
+
+
+class DCut(Policy):
+    """Keep the global top of all (request, position) prefixes by survival (arXiv 2607.14647).
+
+    The budget is ``ratio * n * B`` tokens, anchors counted and always kept. ``keep_ratio`` is one number, a
+    table {batch size: ratio} (linear between its sizes, flat outside), or ``auto``: the ratio out of ``ratios``
+    with the most expected tokens per second, (n + sum of kept survival) / cost(round). Ties keep the smaller
+    budget. D-Cut's own choices are 1/4, 1/2, 3/4 and 1.
+    """
+
+    kind: Literal["dcut"] = "dcut"
+    keep_ratio: Ratio | dict[int, Ratio] | Literal["auto"] = "auto"
+    ratios: list[Ratio] = Field(default=[0.25, 0.5, 0.75, 1.0], min_length=1)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """A survival curve; a cost model when it chooses the ratio itself."""
+        return frozenset({"survival", "cost"} if self.keep_ratio == "auto" else {"survival"})
+
+    def start(self, caps: EngineCaps) -> None:
+        """Refuse options that would be ignored."""
+        if self.keep_ratio != "auto" and "ratios" in self.model_fields_set:
+            raise InputError(f'{self.label}: ratios has no effect unless keep_ratio is "auto"')
+        if isinstance(self.keep_ratio, dict) and not self.keep_ratio:
+            raise InputError(f"{self.label}: keep_ratio is an empty table")
+
+    def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
+        """The anchor and the kept drafts of each request, [n]."""
+        assert draft.survival is not None
+        n, width = draft.survival.shape
+        drafted = np.arange(width) < draft.draft_lens[:, None]
+        survival = np.where(drafted, draft.survival, -1.0).ravel()
+        best_first = np.argsort(-survival, kind="stable")[: int(drafted.sum())]
+        ratios = self._ratios(n)
+        budgets = np.array([min(max(round(r * n * batch.caps.block) - n, 0), len(best_first)) for r in ratios])
+        keep = int(budgets[0])
+        if len(budgets) > 1:
+            expected = np.concatenate([[0.0], np.cumsum(survival[best_first])])
+            keep = int(budgets[self._best(batch, draft, budgets, expected)])
+        return 1 + np.bincount(best_first[:keep] // width, minlength=n)
+
+    def _ratios(self, n: int) -> list[float]:
+        if self.keep_ratio == "auto":
+            return sorted(self.ratios)
+        if isinstance(self.keep_ratio, dict):
+            sizes = sorted(self.keep_ratio)
+            return [float(np.interp(n, sizes, [self.keep_ratio[s] for s in sizes]))]
+        return [self.keep_ratio]
+
+    def _best(self, batch: BatchView, draft: DraftView, budgets: IntArray, expected: FloatArray) -> int:
+        """Index of the budget with the most expected tokens per second."""
+        assert batch.caps.cost is not None
+        n, context = len(batch), float(batch.context_lens.mean())
+        positions = int((draft.draft_lens + 1)[draft.draft_lens > 0].sum())
+        rates = [(n + expected[b]) / batch.caps.cost.round_s(n, positions, n + int(b), context) for b in budgets]
+        return int(np.argmax(rates))

@@ -1,0 +1,284 @@
+"""Tables, figures and pages of one experiment. Reads metrics only: it cannot tell which backend made them."""
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from math import isnan, nan
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from jinja2 import DictLoader, Environment
+
+from adasim import __version__
+from adasim.figures import draw
+from adasim.files import write_atomic
+from adasim.tables import (
+    RATIO,
+    Design,
+    Goal,
+    Tables,
+    best_by_point,
+    best_of_groups,
+    compare,
+    crossovers,
+    summarise,
+    with_speedup,
+)
+
+CAPTIONS = {
+    "speedup": "Speed-up over plain decoding (open loops: in median TPOT), paired by seed, with 95 % intervals.",
+    "throughput": "Output tokens per second, first tokens included.",
+    "acceptance": "Tokens per request and round (bonus counted), and tokens verified for them (anchor counted).",
+    "latency": "Time to first token (queueing included), time per output token, and time between two chunks.",
+    "goodput": "Requests per second that finished within every limit of the SLO.",
+    "time": "Where the engine's time goes.",
+    "reference": "Simulated against published; hollow points fixed the model, full ones are predicted; band 10 %.",
+}
+SUMMARY = {
+    RATIO: "speed-up",
+    "output_tok_s": "tok/s",
+    "tau": "tau",
+    "verify_len": "verified",
+    "ttft_p50_ms": "TTFT p50 ms",
+    "ttft_p99_ms": "TTFT p99 ms",
+    "tpot_p50_ms": "TPOT p50 ms",
+    "tpot_p99_ms": "TPOT p99 ms",
+    "itl_p99_ms": "ITL p99 ms",
+    "goodput_rps": "goodput req/s",
+}
+UNITS = {"output_tok_s": "tok/s", "tpot_p50_ms": "ms per token", "goodput_rps": "good requests/s"}
+
+
+@dataclass(slots=True)
+class Story:
+    """What a report says beyond its tables."""
+
+    name: str
+    title: str
+    description: str
+    design: Design
+    calibration: list[tuple[str, str]]  # provenance, name and value
+    inputs: list[str]
+    assumptions: list[str]
+    notes: list[str]  # extrapolations, replaced sweeps, failed trials
+    seeds: int
+    trials: tuple[int, int]  # finished, planned
+    goodput: bool = False
+    reference: "ReferenceStory | None" = None
+    slo: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class ReferenceStory:
+    """Reference cells and tolerances."""
+
+    source: str
+    cells: pd.DataFrame
+    x: str
+    metric: str
+    mean_abs_error: float
+    max_abs_error: float
+    side_margin: float | None
+
+
+@dataclass(slots=True)
+class Table:
+    """A table as pages show it."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    folded: bool = False
+
+
+def tabulate(trials: pd.DataFrame, story: Story) -> Tables:
+    """All tables from the metrics of the finished trials."""
+    design = story.design
+    trials = with_speedup(trials, design)
+    summary = best_of_groups(summarise(trials, design), design)
+    tables = Tables(trials, summary, pd.DataFrame(), crossovers(trials, design))
+    error = nan
+    if story.reference is not None:
+        r = story.reference
+        tables.reference, tables.errors = compare(summary, r.cells, r.x, r.metric)
+        error = tables.errors["mean_abs"]
+    members = summary[summary["picked"].isna()]
+    tables.best = best_by_point(trials, members, design, error)
+    return tables
+
+
+def failures(tables: Tables, story: Story) -> list[str]:
+    """Where the predictions miss the reference by more than the scenario tolerates."""
+    r, table = story.reference, tables.reference
+    if r is None or table is None:
+        return []
+    says = []
+    if tables.errors["missing"]:
+        says.append(f"{tables.errors['missing']:.0f} reference cells have no prediction (policy or point not run)")
+    if tables.errors["mean_abs"] > r.mean_abs_error:
+        says.append(f"mean error {tables.errors['mean_abs']:.1%} exceeds {r.mean_abs_error:.1%}")
+    held_out = table[table["role"] == "predicted"]
+    for _, cell in held_out[held_out["error"].abs() > r.max_abs_error].iterrows():
+        says.append(
+            f"{cell['policy']} at {cell['at']:g}: off by {cell['error']:+.1%}, allowed {r.max_abs_error:.0%}"
+        )
+    if r.side_margin is not None:
+        clear = (held_out["reference"] - 1).abs() > r.side_margin
+        wrong = held_out[clear & ((held_out["reference"] > 1) != (held_out["predicted"] > 1))]
+        says += [f"{c['policy']} at {c['at']:g}: on the wrong side of 1" for _, c in wrong.iterrows()]
+    return says
+
+
+def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
+    """Write report.html, report.md, CSV tables and PNG figures into ``out``; returns the tables.
+
+    Args:
+        trials: one row a finished trial: policy, seed, swept fields, metrics.
+        story: everything else.
+        out: existing folder.
+    """
+    tables = tabulate(trials, story)
+    pictures = draw(
+        tables,
+        story.design,
+        goodput=story.goodput,
+        metric=story.reference.metric if story.reference else RATIO,
+    )
+    for folder in ("tables", "figures"):
+        (out / folder).mkdir(exist_ok=True)
+        for old in (out / folder).iterdir():
+            old.unlink()
+    named = {
+        "trials": tables.trials,
+        "summary": tables.summary,
+        "best": tables.best,
+        "crossover": tables.crossover,
+        "reference": tables.reference,
+    }
+    for name, table in named.items():
+        if table is not None:
+            write_atomic(out / "tables" / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
+    for name, data in pictures.items():
+        write_atomic(out / "figures" / f"{name}.png", data)
+
+    pages = Environment(
+        loader=DictLoader({n: (files("adasim") / "pages" / n).read_text() for n in ("report.html", "report.md")}),
+        autoescape=lambda name: name == "report.html",
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shared = {
+        "story": story,
+        "version": __version__,
+        "answer": answer(tables, story),
+        "tables": shown_tables(tables, story),
+        "errors": tables.errors,
+        "failures": failures(tables, story),
+        "captions": CAPTIONS,
+    }
+    inline = {n: base64.b64encode(d).decode() for n, d in pictures.items()}
+    write_atomic(out / "report.html", pages.get_template("report.html").render(**shared, pictures=inline))
+    write_atomic(out / "report.md", pages.get_template("report.md").render(**shared, pictures=list(pictures)))
+    return tables
+
+
+def answer(tables: Tables, story: Story) -> list[str]:
+    """What to do, a sentence a point."""
+    says, goal = [], story.design.goal
+    for _, row in tables.best.iterrows():
+        place = ", ".join(f"{p.rsplit('.', 1)[-1]} {row[p]}" for p in story.design.point)
+        start = f"At {place}: " if place else ""
+        parts = []
+        if "static" in row and not pd.isna(row.get("static")):
+            parts.append(f"best static is {_choice(row, 'static', goal)}")
+        if "adaptive" in row and not pd.isna(row.get("adaptive")):
+            parts.append(f"best adaptive is {_choice(row, 'adaptive', goal)}")
+        if "verdict" in row and not pd.isna(row.get("verdict")):
+            width = "" if isnan(row["gain_hw"]) else f" ± {row['gain_hw']:.1%}"
+            parts.append(f"adaptive gains {row['gain']:+.1%}{width} over static: {row['verdict']}")
+        if parts:
+            says.append(start + "; ".join(parts) + ".")
+    return says
+
+
+def _choice(row: "pd.Series[Any]", role: str, goal: Goal) -> str:
+    speedup = row[f"{role}_speedup"]
+    ratio = "" if isnan(speedup) else f"{speedup:.2f}x, "
+    return f"{row[role]} ({ratio}{_number(row[f'{role}_{goal.metric}'], nan)} {UNITS[goal.metric]})"
+
+
+def shown_tables(tables: Tables, story: Story) -> list[Table]:
+    """The tables of a page, reference first."""
+    design, shown = story.design, []
+    if tables.reference is not None and story.reference is not None:
+        r = story.reference
+        rows = [
+            [
+                str(c["policy"]),
+                f"{c['at']:g}",
+                str(c["role"]),
+                f"{c['reference']:.2f}",
+                _number(c["predicted"], c["half_width"]),
+                f"{c['error']:+.1%}",
+            ]
+            for _, c in tables.reference.iterrows()
+        ]
+        head = ["policy", r.x.rsplit(".", 1)[-1], "role", f"published {r.metric}", "simulated", "error"]
+        shown.append(
+            Table(
+                "Predicted beside published",
+                head,
+                rows,
+                "«input» cells fixed the model and do not count; «predicted» ones were not used. "
+                f"Source: {r.source}.",
+            )
+        )
+    if len(tables.crossover):
+        rows = [
+            [str(c["policy"]), *(str(c[f]) for f in design.facets), str(c["says"])]
+            for _, c in tables.crossover.iterrows()
+        ]
+        x = (design.x or "").rsplit(".", 1)[-1]
+        shown.append(
+            Table(
+                f"Where speculation stops paying ({x})",
+                ["policy", *_short(design.facets), "stops paying at"],
+                rows,
+            )
+        )
+    group = {a.label: a.group for a in design.arms}
+    alone = tables.summary[tables.summary["policy"].map(group).isna()]
+    shown.append(_summary_table("All policies", alone, design))
+    members = tables.summary[tables.summary["policy"].map(group).notna()]
+    if len(members):
+        shown.append(_summary_table("Every member of the searched groups", members, design, folded=True))
+    return shown
+
+
+def _summary_table(title: str, summary: pd.DataFrame, design: Design, *, folded: bool = False) -> Table:
+    names = [m for m in SUMMARY if m in summary and summary[m].notna().any()]
+    rows = []
+    for _, row in summary.iterrows():
+        label = str(row["policy"])
+        if isinstance(row["picked"], str):
+            label += f" = {row['picked'].removeprefix(label.removeprefix('best ')).strip()}"
+        rows.append(
+            [label, *(f"{row[p]}" for p in design.point), *(_number(row[m], row[f"{m}_hw"]) for m in names)]
+        )
+    return Table(title, ["policy", *_short(design.point), *(SUMMARY[m] for m in names)], rows, folded=folded)
+
+
+def _short(fields: Sequence[str]) -> list[str]:
+    return [f.rsplit(".", 1)[-1] for f in fields]
+
+
+def _number(value: float, half_width: float) -> str:
+    """Four digits, with the half-width where it shows."""
+    if pd.isna(value):
+        return "–"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    text = f"{value:.{digits}f}"
+    return text if pd.isna(half_width) or half_width < 0.5 * 10**-digits else f"{text} ± {half_width:.{digits}f}"

@@ -1,0 +1,118 @@
+"""What the command line shows."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+
+from adasim import report
+from adasim.tables import RATIO, Tables
+
+if TYPE_CHECKING:
+    from adasim.scenario import Plan
+
+
+@contextmanager
+def progress_bar(total: int, done: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+    """A bar with rate and remaining time on standard error; yields a function to call per finished trial."""
+    columns = (
+        TextColumn("trials"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TextColumn("remaining"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), disable=quiet) as bar:
+        task = bar.add_task("trials", total=total, completed=done, rate="")
+
+        def advance() -> None:
+            bar.advance(task)
+            seconds = bar.tasks[task].elapsed or 0.0
+            ran = bar.tasks[task].completed - done
+            bar.update(task, rate=f"{ran / seconds:.1f}/s" if seconds else "")
+
+        yield advance
+
+
+def show_tables(story: report.Story, tables: Tables, out: Path) -> None:
+    """The answer and one summary table."""
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    console.print(f"\n[bold]{story.title}[/bold] (simulated)")
+    metrics = [
+        m for m in (RATIO, "output_tok_s", "tau", "verify_len", "tpot_p50_ms") if tables.summary[m].notna().any()
+    ]
+    metrics += ["goodput_rps"] if story.goodput else []
+    grouped = {a.label for a in story.design.arms if a.group}
+    shown = tables.summary[~tables.summary["policy"].isin(grouped)]
+    table = Table(
+        "policy", *(p.rsplit(".", 1)[-1] for p in story.design.point), *(report.SUMMARY[m] for m in metrics)
+    )
+    for i in range(1, len(table.columns)):
+        table.columns[i].justify = "right"
+    for policy, rows in shown.groupby("policy", sort=False):
+        for _, row in rows.iterrows():
+            values = [f"{row[m]:.0f}" if m == "output_tok_s" else f"{row[m]:.2f}" for m in metrics]
+            table.add_row(str(policy), *(str(row[p]) for p in story.design.point), *values)
+        table.add_section()
+    console.print(table)
+    for line in report.answer(tables, story):
+        console.print(f"• {line}", highlight=False)
+    if tables.errors:
+        e = tables.errors
+        console.print(
+            f"• Against the published cells: mean error {e['mean_abs']:.1%}, worst {e['worst']:.1%} over "
+            f"{e['cells']:.0f} predicted cells.",
+            highlight=False,
+        )
+    for line in report.failures(tables, story):
+        console.print(f"• [bold red]Missed:[/bold red] {line}", highlight=False)
+    console.print(f"Report: {out / 'report.html'}", highlight=False)
+
+
+def show_json(plan: "Plan", out: Path, tables: Tables | None, errors: list[str]) -> None:
+    """One JSON document on standard output."""
+    document: dict[str, Any] = {
+        "scenario": plan.scenario.name,
+        "out": str(out),
+        "backend": plan.scenario.backend.kind,
+        "trials": len(plan.trials),
+        "failed": errors,
+    }
+    if tables is not None:
+        for name in ("summary", "best", "crossover", "reference"):
+            table = getattr(tables, name)
+            document[name] = None if table is None else json.loads(table.to_json(orient="records"))
+        document["errors"] = tables.errors
+    print(json.dumps(document, indent=1))
+
+
+def show_errors(errors: list[str]) -> None:
+    """Failed trials, on standard error."""
+    for error in errors:
+        Console(stderr=True).print(f"failed: {error}", highlight=False, markup=False)
+
+
+def show_list(what: str, rows: list[dict[str, str]], *, as_json: bool) -> None:
+    """A catalogue as a table or as JSON."""
+    if as_json:
+        print(json.dumps(rows, indent=1))
+        return
+    table = Table(*rows[0].keys() if rows else (what,))
+    for row in rows:
+        table.add_row(*row.values())
+    Console().print(table)

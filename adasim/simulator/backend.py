@@ -1,0 +1,181 @@
+"""The simulated backend: a scenario's engine, priced and lucky by its models."""
+
+from typing import Literal, Self
+
+import simpy
+from pydantic import Field, PrivateAttr, model_validator
+
+from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
+from adasim.calibration.cost import AnyCost, CostModel
+from adasim.calibration.profile import Profile
+from adasim.policies.base import Policy
+from adasim.policies.driver import PolicyDriver
+from adasim.policies.scheduler import AnyScheduler, Fcfs
+from adasim.records import Records
+from adasim.simulator.admission import Admission
+from adasim.simulator.engine import Engine, Process
+from adasim.simulator.kv import KvMemory
+from adasim.simulator.recorder import Recorder
+from adasim.types import Component, EngineCaps, InputError, Request
+from adasim.workload import Closed, Workload
+
+
+class SimBackend(Component):
+    """A simulated engine.
+
+    Cost and acceptance come from ``profile``, or are given here; what is given here wins.
+
+    Attributes:
+        profile: name of a packaged profile, or a path.
+        max_draft_len: drafts of a full block (block - 1).
+        max_running_requests: one limit for every policy.
+        ragged: pack different verify lengths; false pads everybody to the longest.
+        lag_steps: rounds after which a policy sees an outcome.
+        chunked_prefill: prefill tokens mixed into each step; null = prefills are steps of their own.
+        max_prefill_tokens: prompt tokens of one such step.
+    """
+
+    kind: Literal["sim"] = "sim"
+    profile: str | None = None
+    cost: AnyCost | None = None
+    acceptance: AnyAcceptance | None = None
+    max_draft_len: int = Field(default=15, ge=1)
+    max_running_requests: int = Field(default=256, ge=1)
+    ragged: bool = True
+    lag_steps: int = Field(default=0, ge=0)
+    chunked_prefill: int | None = Field(default=None, ge=1)
+    max_prefill_tokens: int | None = Field(default=None, ge=1)
+    kv: KvMemory = KvMemory()
+    scheduler: AnyScheduler = Fcfs()
+    _profile: Profile | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.profile is not None:
+            self._profile = Profile.load(self.profile)
+            if self.cost is not None and self.acceptance is not None:
+                raise ValueError("profile has no effect: cost and acceptance are both given")
+        elif self.cost is None or self.acceptance is None:
+            raise ValueError("give a profile, or both cost and acceptance")
+        if self.chunked_prefill is not None and self.max_prefill_tokens is not None:
+            raise ValueError("max_prefill_tokens has no effect with chunked_prefill")
+        return self
+
+    @property
+    def calibration(self) -> Profile | None:
+        """The profile in use."""
+        return self._profile
+
+    def _cost(self) -> CostModel:
+        model = self.cost or (self._profile.cost if self._profile else None)
+        assert model is not None
+        return model
+
+    def _acceptance(self) -> AcceptanceModel:
+        model = self.acceptance or (self._profile.acceptance if self._profile else None)
+        assert model is not None
+        return model
+
+    def caps(self) -> EngineCaps:
+        """The engine's limits and what it provides."""
+        return EngineCaps(
+            max_draft_len=self.max_draft_len,
+            max_running_requests=self.max_running_requests,
+            ragged=self.ragged,
+            captured_tokens=tuple(self._cost().captured_tokens or ()),
+            lag_steps=self.lag_steps,
+            provides=frozenset({"survival", "accept_len", "cost", "truth"}),
+            cost=self._cost(),
+        )
+
+    def check(self, workload: Workload, policy: Policy, seed: int) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            InputError: the policy needs what is missing, a domain has no acceptance, or a request is longer
+                than the whole KV memory.
+        """
+        PolicyDriver(policy, self.caps())
+        self._acceptance().check(workload.domain_names, self.max_draft_len)
+        if self.kv.blocks is None:
+            return
+        capacity = self.kv.blocks * self.kv.block_tokens
+        for r in workload.generate(seed):
+            tokens = r.prompt_len + r.output_len + self.max_draft_len + 1
+            if self.kv.blocks_for(tokens) > self.kv.blocks:
+                raise InputError(
+                    f"workload: request {r.id} needs {tokens} tokens of KV memory (prompt {r.prompt_len}, "
+                    f"output {r.output_len}, block {self.max_draft_len + 1}); backend.kv holds {capacity}"
+                )
+
+    def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
+        """Simulate one run. The same arguments give the same records."""
+        requests = workload.generate(seed)
+        cost = self._cost()
+        driver = PolicyDriver(policy, self.caps())
+        luck = self._acceptance().luck(requests, workload.domain_names, seed, self.max_draft_len)
+        recorder = Recorder(workload.domain_names, self.max_draft_len + 1)
+        admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps)
+        env = simpy.Environment()
+        source = _Source(env, workload, requests)
+        engine = Engine(
+            env,
+            admission,
+            driver,
+            cost,
+            luck,
+            recorder,
+            chunk=self.chunked_prefill,
+            max_prefill_tokens=self.max_prefill_tokens or 16384,
+            on_finish=source.on_finish,
+        )
+        source.start(engine)
+        env.process(engine.run())
+        env.run(until=source.over)
+        admission.save()
+        records = recorder.records(admission.lives)
+        records.notes.extend(cost.notes)
+        return records
+
+
+class _Source:
+    """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
+
+    def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request]) -> None:
+        self.env, self.clients = env, workload.clients
+        self.requests, self.sent, self.finished = requests, 0, 0
+        self.drain = workload.drain if isinstance(workload, Closed) else True
+        self.over = env.event()
+
+    def start(self, engine: Engine) -> None:
+        self.engine = engine
+        if self.clients is None:
+            self.env.process(self._arrivals())
+        else:
+            for _ in range(self.clients):
+                self._send()
+
+    def on_finish(self, index: int) -> None:
+        self.finished += 1
+        if self.clients is not None:
+            self._send()
+        if self.finished == len(self.requests):
+            self._end()
+
+    def _send(self) -> None:
+        if self.sent == len(self.requests):
+            return
+        self.engine.submit(self.sent)
+        self.sent += 1
+        if self.sent == len(self.requests) and not self.drain:
+            self._end()
+
+    def _arrivals(self) -> Process:
+        for request in self.requests:
+            if request.arrival_s > self.env.now:
+                yield self.env.timeout(request.arrival_s - self.env.now)
+            self._send()
+
+    def _end(self) -> None:
+        if not self.over.triggered:
+            self.over.succeed()

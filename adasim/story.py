@@ -1,0 +1,87 @@
+"""From a plan to what its report says."""
+
+from adasim.report import ReferenceStory, Story
+from adasim.scenario import Plan, Scenario
+from adasim.tables import GOODPUT, TPOT, Arm, Design, Role
+
+STATIC_KINDS = {"fixed"}
+
+
+def tell(plan: Plan, finished: int, notes: list[str]) -> Story:
+    """Everything about a plan that a report shows."""
+    scenario = plan.scenario
+    profile = scenario.backend.calibration
+    calibration: list[tuple[str, str]] = [("backend", scenario.backend.kind)]
+    inputs: list[str] = []
+    assumptions = list(scenario.assumptions)
+    if profile is not None:
+        facts = profile.provenance
+        calibration += [("profile", profile.name), ("source", facts.source), ("hardware", facts.hardware)]
+        calibration += [
+            ("model", facts.model),
+            ("engine", facts.engine),
+            ("date", facts.date),
+            ("read", facts.how),
+        ]
+        inputs += facts.inputs
+        assumptions += facts.assumptions
+    inputs += [
+        f"{part} given in the scenario: {model.model_dump(mode='json', exclude_defaults=True)}"
+        for part, model in (("cost", scenario.backend.cost), ("acceptance", scenario.backend.acceptance))
+        if model is not None
+    ]
+    inputs += [f"file {name}, SHA-256 {digest[:16]}" for name, digest in plan.files.items()]
+    return Story(
+        name=scenario.name,
+        title=scenario.title,
+        description=scenario.description.strip(),
+        design=design(plan),
+        calibration=calibration,
+        inputs=inputs,
+        assumptions=assumptions,
+        notes=notes,
+        seeds=len(scenario.seeds),
+        trials=(finished, len(plan.trials)),
+        goodput=scenario.slo is not None,
+        reference=_reference(scenario),
+        slo=_slo(scenario),
+    )
+
+
+def design(plan: Plan) -> Design:
+    """The first swept field that holds numbers is the axis of figures; the others are facets."""
+    swept = {k: [t.point[k] for t in plan.trials] for k in (plan.trials[0].point if plan.trials else {})}
+    numeric = [
+        k
+        for k, values in swept.items()
+        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+    ]
+    x = numeric[0] if numeric else None
+    group = {label: name for name, labels in plan.groups.items() for label in labels}
+    arms = [Arm(p.label, _role(p.kind, p.needs), group.get(p.label)) for p in plan.scenario.policies]
+    facets = [k for k in swept if k != x]
+    if plan.scenario.workload.clients is not None:
+        return Design(arms, x, facets)
+    return Design(arms, x, facets, speed=TPOT, goal=GOODPUT if plan.scenario.slo else TPOT)
+
+
+def _role(kind: str, needs: frozenset[str]) -> Role:
+    if kind == "off":
+        return "baseline"
+    if "truth" in needs:
+        return "bound"
+    return "static" if kind in STATIC_KINDS else "adaptive"
+
+
+def _reference(scenario: Scenario) -> ReferenceStory | None:
+    r = scenario.reference
+    if r is None:
+        return None
+    return ReferenceStory(r.source, r.cells, r.field, r.metric, r.mean_abs_error, r.max_abs_error, r.side_margin)
+
+
+def _slo(scenario: Scenario) -> list[str]:
+    if scenario.slo is None:
+        return []
+    limits = scenario.slo.model_dump(exclude_none=True)
+    return [f"{name.removesuffix('_ms').upper()} <= {value:g} ms" for name, value in limits.items()]
