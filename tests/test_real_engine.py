@@ -1,6 +1,7 @@
 """The torch engine on a tiny random target: lossless for every policy, whatever memory and batch do."""
 
 from collections import deque
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +32,7 @@ from adasim.types import BatchView, DraftView, EngineCaps, IntArray, Request  # 
 
 VOCAB, BLOCK = 40, 8
 ARCH = Arch(layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab=VOCAB, max_context=256)
-DRAFT = Arch(
-    layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab=VOCAB, qk_norm=True, max_context=256
-)  # fmt: skip
+DRAFT = replace(ARCH, layers=2, qk_norm=True)
 
 
 class Run(NamedTuple):

@@ -31,7 +31,11 @@ class Drafter:
         weights = {k: w.to(target.device, target.dtype) for k, w in weights.items()}
         arch, e = shape.arch, shape.arch.head_dim
         self.stack = Stack(arch, weights, "layers.", target.rope)
-        self.fc, self.hidden_norm, self.norm = Linear(weights["fc.weight"]), weights["hidden_norm.weight"], weights["norm.weight"]
+        self.fc, self.hidden_norm, self.norm = (
+            Linear(weights["fc.weight"]),
+            weights["hidden_norm.weight"],
+            weights["norm.weight"],
+        )
         names = [f"layers.{i}.self_attn.{part}_proj.weight" for i in range(arch.layers) for part in "kv"]
         self.context_kv = Linear(torch.cat([weights[n] for n in names]))  # of all layers at once
         self.k_norms = [weights[f"layers.{i}.self_attn.k_norm.weight"] for i in range(arch.layers)]

@@ -4,7 +4,8 @@ Every draft layer attends over keys and values made from the target's hidden sta
 ``fc`` and normed) and over its own block. Embedding and head are the target's, frozen. This file is the
 trainable, eager form; ``draft_engine`` is the fast one, held to it by tests.
 
-Shapes: M sequences, T context tokens, A anchors a sequence, B block (anchor counted), D hidden, H / G heads, E head size.
+Shapes: M sequences, T context tokens, A anchors a sequence, B block (anchor counted), D hidden, H / G heads,
+E head size.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,10 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class DrafterShape:
-    """Everything but the weights. ``arch.layers`` counts draft layers; ``taps`` are target layers, 0 = after the first."""
+    """Everything but the weights.
+
+    ``arch.layers`` counts draft layers; ``taps`` are the target layers it reads, 0 = after the first.
+    """
 
     arch: Arch
     taps: tuple[int, ...]
@@ -32,7 +36,11 @@ class DrafterShape:
         """Name and shape of every weight, in the public checkpoint's names."""
         a = self.arch
         d, q, kv = a.hidden, a.heads * a.head_dim, a.kv_heads * a.head_dim
-        sizes: dict[str, tuple[int, ...]] = {"fc.weight": (d, len(self.taps) * d), "hidden_norm.weight": (d,), "norm.weight": (d,)}
+        sizes: dict[str, tuple[int, ...]] = {
+            "fc.weight": (d, len(self.taps) * d),
+            "hidden_norm.weight": (d,),
+            "norm.weight": (d,),
+        }
         for i in range(a.layers):
             p = f"layers.{i}."
             sizes |= {
@@ -120,7 +128,8 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _attend(q: Tensor, k: Tensor, v: Tensor, k_context: Tensor, v_context: Tensor, mask: Tensor) -> Tensor:
     """Attention over context and own block in one softmax.
 
-    Args: q [M, A, B, G, R, E]; k, v [M, A, B, G, E]; context keys and values [M, T, G, E]; mask [M, 1, R * A * B, T].
+    Args: q [M, A, B, G, R, E]; k, v [M, A, B, G, E]; context keys and values [M, T, G, E];
+    mask [M, 1, R * A * B, T].
     Returns [M, A, B, G, R, E].
     """
     m, n, block, g, r, e = q.shape
@@ -134,6 +143,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, k_context: Tensor, v_context: Tenso
     near = near.view(m, n, g, r, block, block).permute(0, 2, 3, 1, 4, 5).reshape(m, g, -1, block)
     probs = torch.softmax(torch.cat([far, near], -1), -1)
     out = torch.matmul(probs[..., :t], v_context.transpose(1, 2)).view(m, g, r, n, block, e)
-    p_near = probs[..., t:].view(m, g, r, n, block, block).permute(0, 3, 1, 2, 4, 5).reshape(m, n, g, r * block, block)
+    p_near = (
+        probs[..., t:].view(m, g, r, n, block, block).permute(0, 3, 1, 2, 4, 5).reshape(m, n, g, r * block, block)
+    )
     close = torch.matmul(p_near, v.transpose(2, 3)).view(m, n, g, r, block, e)
     return out.permute(0, 3, 4, 1, 2, 5) + close.permute(0, 1, 4, 2, 3, 5)

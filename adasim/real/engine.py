@@ -14,7 +14,7 @@ from torch import Tensor
 
 from adasim.policies.driver import PolicyDriver
 from adasim.real.draft import Drafter
-from adasim.real.kv import KVCache, Span
+from adasim.real.kv import Span
 from adasim.real.length_head import PaperHead, ReleasedHead
 from adasim.real.proposal import Proposal, propose
 from adasim.real.target import Target
@@ -42,11 +42,23 @@ class Engine:
     """
 
     def __init__(
-        self, target: Target, drafter: Drafter | None, head: PaperHead | ReleasedHead | None, driver: PolicyDriver,
-        admission: Admission, recorder: Recorder, prompts: Sequence[list[int]], *, eos: frozenset[int], max_len: int,
-        sampling: Sampling, seed: int = 0, max_prefill_tokens: int = 4096, forced: Forced | None = None,
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        head: PaperHead | ReleasedHead | None,
+        driver: PolicyDriver,
+        admission: Admission,
+        recorder: Recorder,
+        prompts: Sequence[list[int]],
+        *,
+        eos: frozenset[int],
+        max_len: int,
+        sampling: Sampling,
+        seed: int = 0,
+        max_prefill_tokens: int = 4096,
+        forced: Forced | None = None,
         clock: Callable[[], float] = perf_counter,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.target, self.drafter, self.head, self.driver = target, drafter, head, driver
         self.admission, self.batch, self.recorder, self.clock = admission, admission.batch, recorder, clock
         self.tokens = [list(p) for p in prompts]  # of every request, output included
@@ -122,7 +134,9 @@ class Engine:
             emitted[i] = self._append(row, index, new[: int(batch.want[row] - batch.done[row])])
         accepted = np.array([v.accepted for v in verdicts], dtype=np.int64)
         now, queued = self.clock(), len(self.admission.queue)
-        outcome = StepOutcome(view.step, view.request_ids, draft_lens, verify_lens, accepted, emitted, now - start, queued)
+        outcome = StepOutcome(
+            view.step, view.request_ids, draft_lens, verify_lens, accepted, emitted, now - start, queued
+        )
         self.driver.observe(outcome)
         self.admission.scheduler.observe(outcome)
         self._land(rows, outcome, now)
@@ -180,7 +194,8 @@ class Engine:
 
     def _absorb(self, tapped: Tensor, spans: list[Span], keep: list[Span]) -> None:
         """Give the drafter the hidden states of the first ``keep`` tokens of each span."""
-        assert self.drafter is not None and self.draft_kv is not None
+        assert self.drafter is not None
+        assert self.draft_kv is not None
         lengths = [s.length for s in spans]
         starts = np.cumsum([0, *lengths[:-1]])
         rows = np.concatenate([np.arange(a, a + k.length) for a, k in zip(starts, keep, strict=True)])
@@ -241,8 +256,8 @@ class Engine:
         self, start: float, now: float, seconds: StepSeconds, prefill: int = 0, first: int = 0,
         view: BatchView | None = None, outcome: StepOutcome | None = None,
     ) -> None:  # fmt: skip
-        def total(values: IntArray | None) -> int:
-            return 0 if values is None else int(values.sum())
+        def total(name: str) -> int:
+            return 0 if outcome is None else int(getattr(outcome, name).sum())
 
         self.recorder.steps.append(
             StepRecord(
@@ -252,10 +267,10 @@ class Engine:
                 decoding=0 if view is None else len(view),
                 queued=len(self.admission.queue),
                 prefill_tokens=prefill,
-                draft_tokens=total(outcome and outcome.draft_lens),
-                verify_tokens=total(outcome and outcome.verify_lens),
-                accepted=total(outcome and outcome.accepted),
-                emitted=total(outcome and outcome.emitted),
+                draft_tokens=total("draft_lens"),
+                verify_tokens=total("verify_lens"),
+                accepted=total("accepted"),
+                emitted=total("emitted"),
                 first_tokens=first,
                 draft_s=seconds.draft,
                 verify_s=seconds.verify,

@@ -18,11 +18,11 @@ from adasim.real.prompts import DOMAINS
 
 
 class Tau(NamedTuple):
-    """Acceptance on a set of texts: pooled tokens a round, and P(first k accepted) at a random position, k = 1..4."""
+    """Acceptance on a set of texts: pooled tokens a round, and P(first k accepted) at a random position."""
 
     tau: float
     rounds: int
-    survival: list[float]
+    survival: list[float]  # k = 1..4
 
 
 @torch.inference_mode()
@@ -35,7 +35,7 @@ def runs(
     rope = Rope(shape.arch, len(tokens) + shape.block, embedding.dtype, embedding.device)
     context = lesson.hidden_tensor()[None, : len(tokens) - 1].to(embedding.dtype)
     found = []
-    for part in starts.split(64):
+    for part in starts.split(64):  # type: ignore[no-untyped-call]
         hidden = block_hidden(shape, weights, embedding, rope, context, tokens[part][None], part[None], shape.block)
         drafts = vocab[(hidden[0, :, 1:] @ head.T).argmax(-1)]  # [A, B - 1]
         at = part[:, None] + torch.arange(1, shape.block)

@@ -6,6 +6,7 @@ Files are derived from token shards and big (about 6 kB a token for SmolLM2), so
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,14 +57,15 @@ def write_features(target: Target, taps: Sequence[int], shard: Path, out: Path) 
     if files[-1].exists():
         return
     lessons = list(score(target, taps, read_shard(shard)))
-    for file, parts in zip(
-        files,
-        ([x.hidden for x in lessons], [x.top_ids for x in lessons], [x.top_probs for x in lessons]),
-        strict=True,
-    ):
+    parts: tuple[list[NDArray[Any]], ...] = (
+        [x.hidden for x in lessons],
+        [x.top_ids for x in lessons],
+        [x.top_probs for x in lessons],
+    )
+    for file, arrays in zip(files, parts, strict=True):
         scratch = file.with_suffix(".tmp")
         with scratch.open("wb") as stream:
-            np.save(stream, np.concatenate(parts))
+            np.save(stream, np.concatenate(arrays))
         scratch.rename(file)
 
 

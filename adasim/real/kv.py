@@ -21,7 +21,10 @@ class Span(NamedTuple):
 
 
 class KVCache:
-    """Keys and values, one tensor [2, slots, G, max_len, E] a layer; written by position, so a rejected tail is overwritten."""
+    """Keys and values, one tensor [2, slots, G, max_len, E] a layer.
+
+    Written by position: a rejected tail is overwritten by what comes next.
+    """
 
     def __init__(
         self, arch: Arch, slots: int, max_len: int, dtype: torch.dtype, device: torch.device | None = None

@@ -38,7 +38,7 @@ class Linear:
 
     def __init__(self, weight: Tensor) -> None:
         self.rows, self.columns = weight.shape
-        self._packed = weight.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self._packed = weight.device.type == "cpu" and bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
         weight = weight.detach().contiguous()
         self._weight = torch.ops.mkldnn._reorder_linear_weight(weight, 16) if self._packed else weight
 

@@ -79,14 +79,20 @@ def head_loss(head: nn.Module, block: Tensor, target: Tensor) -> Tensor:
 
 
 def fit_head(
-    head: nn.Module, block: Tensor, target: Tensor, epochs: int = 4, batch: int = 256, rate: float = 5e-4, seed: int = 0
+    head: nn.Module,
+    block: Tensor,
+    target: Tensor,
+    epochs: int = 4,
+    batch: int = 256,
+    rate: float = 5e-4,
+    seed: int = 0,
 ) -> Iterator[float]:
     """Train a head in place on blocks [P, B - 1, D] and labels [P]; yields each epoch's mean loss."""
     optimiser = torch.optim.AdamW(head.parameters(), lr=rate)
     generator = torch.Generator().manual_seed(seed)
     for _ in range(epochs):
         total = 0.0
-        for rows in torch.randperm(len(block), generator=generator).split(batch):
+        for rows in torch.randperm(len(block), generator=generator).split(batch):  # type: ignore[no-untyped-call]
             loss = head_loss(head, block[rows], target[rows])
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]

@@ -29,9 +29,7 @@ class MixedOptimiser:
     Muon for 2-d weights (when ``muon``), Adam for the others; decoupled weight decay on 2-d weights.
     """
 
-    def __init__(
-        self, weights: dict[str, Tensor], muon: bool, decay: float = 0.05, clip: float = 1.0
-    ) -> None:
+    def __init__(self, weights: dict[str, Tensor], muon: bool, decay: float = 0.05, clip: float = 1.0) -> None:
         self.weights, self.decay, self.clip = weights, decay, clip
         self.muon = {k for k, w in weights.items() if muon and w.ndim == 2}
         self.first = {k: torch.zeros_like(w) for k, w in weights.items()}
@@ -45,10 +43,7 @@ class MixedOptimiser:
         scale = min(1.0, self.clip / (norm + 1e-6))
         for name, w in self.weights.items():
             g = grads[name].float() * scale
-            if name in self.muon:
-                update = self._muon(name, g)
-            else:
-                update = self._adam(name, g)
+            update = self._muon(name, g) if name in self.muon else self._adam(name, g)
             if w.ndim == 2:
                 w.mul_(1 - rate * self.decay)
             w.add_(update, alpha=-rate)

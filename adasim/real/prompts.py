@@ -19,7 +19,10 @@ SOURCES = ("rows", "templates", "proposed")
 
 
 class Prompt(NamedTuple):
-    """One user turn. ``proposed``: the text is only its beginning, the target goes on (sampled) before it answers."""
+    """One user turn.
+
+    Where the source is ``proposed`` the text is only its beginning: the target goes on, sampled, before it answers.
+    """
 
     domain: Domain
     source: str
@@ -70,7 +73,8 @@ def _code(rng: random.Random) -> str:
     if rng.random() < 0.4:
         name, signature, summary = rng.choice(_library())
         if rng.random() < 0.5:
-            return f'Complete the following Python function.\n\n```python\ndef {name}{signature}:\n    """{summary}"""\n```'
+            head = f'def {name}{signature}:\n    """{summary}"""'
+            return f"Complete the following Python function.\n\n```python\n{head}\n```"
         return rng.choice(parts.CODE_ASKS).format(task=f"`{name}{signature}`: {summary}")
     task = rng.choice(parts.CODE_VERBS).format(
         what=rng.choice(parts.CODE_OBJECTS), rule=rng.choice(parts.CODE_RULES), n=rng.randint(2, 12)

@@ -71,11 +71,9 @@ def confidence(logits: Tensor, probs: Tensor | None) -> FloatArray:
 
 
 @torch.inference_mode()
-def _accept_lens(
-    head: PaperHead | ReleasedHead, hidden: Tensor, blocks: list[Span], block: int
-) -> FloatArray:
+def _accept_lens(head: PaperHead | ReleasedHead, hidden: Tensor, blocks: list[Span], block: int) -> FloatArray:
     lengths = [s.length for s in blocks]
     if len(set(lengths)) == 1:
         return (block * head(hidden.view(len(blocks), lengths[0], -1)[:, 1:].float())).double().cpu().numpy()
-    parts = hidden.split(lengths)
+    parts = hidden.split(lengths)  # type: ignore[no-untyped-call]
     return np.array([block * float(head(part[None, 1:].float())) for part in parts])

@@ -167,13 +167,21 @@ def read_shard(path: Path) -> list[Text]:
     with np.load(path) as data:
         starts = np.concatenate([[0], data["ends"][:-1]])
         tokens = data["tokens"]
-        columns = zip(starts, data["ends"], data["prompt_lens"], data["domains"], data["sources"], data["indices"], strict=True)
+        columns = zip(
+            starts,
+            data["ends"],
+            data["prompt_lens"],
+            data["domains"],
+            data["sources"],
+            data["indices"],
+            strict=True,
+        )
         return [Text(tokens[a:b], int(p), int(d), int(s), int(i)) for a, b, p, d, s, i in columns]
 
 
 def read_rows(folder: Path, first: int, last: int) -> dict[str, list[str]]:
     """Prompts of rows first..last-1 of ``{domain}_200.jsonl`` in a folder."""
-    rows = {}
+    rows: dict[str, list[str]] = {}
     for domain in DOMAINS:
         lines = (folder / f"{domain}_200.jsonl").read_text().splitlines()
         rows[domain] = [json.loads(line)["prompt"] for line in lines[first:last]]
@@ -189,7 +197,8 @@ def generate(
     done = {t.index for path in out.glob("shard-*.npz") for t in read_shard(path)}
     todo = ((i, prompt(i, rows)) for i in range(count) if i not in done)
     shard = len(list(out.glob("shard-*.npz")))
-    start, new_tokens, texts = monotonic(), 0, []
+    start, new_tokens = monotonic(), 0
+    texts: list[Text] = []
     generator = TextGenerator(target, tokenizer, batch, max_new)
 
     def flush() -> str:

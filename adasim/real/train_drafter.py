@@ -1,4 +1,4 @@
-"""Offline training of a drafter on target-generated text: many anchors a sequence, soft and hard labels, resumable."""
+"""Offline training of a drafter on target-generated text: many anchors a sequence, soft and hard labels."""
 
 import json
 import random
@@ -61,7 +61,7 @@ class HeadLoss(torch.autograd.Function):
     """Weighted cross-entropy against sparse target distributions through a frozen head, without keeping logits."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, shares: Tensor, weights: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, hidden: Tensor, head: Tensor, labels: Tensor, shares: Tensor, weights: Tensor) -> Tensor:
         """Args: hidden [P, D]; head [V, D]; labels, shares [P, K]; weights [P]. Returns the weighted mean loss."""
         grad = torch.empty_like(hidden)
         total, norm = 0.0, float(weights.sum())
@@ -80,7 +80,7 @@ class HeadLoss(torch.autograd.Function):
         return hidden.new_tensor(total / norm, dtype=torch.float32)
 
     @staticmethod
-    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         """Gradient for the hidden states only: the head is frozen."""
         (grad,) = ctx.saved_tensors
         return grad * upstream.to(grad.dtype), None, None, None, None
@@ -100,7 +100,9 @@ class LessonBook:
         for shard in sorted(self.shards.glob("shard-*.npz")):
             if shard.stem not in self._seen and (self.features / f"{shard.stem}.probs.npy").exists():
                 self._seen.add(shard.stem)
-                self.lessons += [x for x in read_features(shard, self.features) if len(x.text.tokens) - x.text.prompt_len > 8]
+                self.lessons += [
+                    x for x in read_features(shard, self.features) if len(x.text.tokens) - x.text.prompt_len > 8
+                ]
 
     def draw(self, count: int, groups: int, rng: random.Random) -> list[list[Lesson]]:
         """Groups of lessons of similar length, groups in random order."""
@@ -111,8 +113,14 @@ class LessonBook:
 
 
 def make_batch(
-    lessons: Sequence[Lesson], rows_of: Tensor, anchors: int, block: int, soft: float, decay: float, rng: random.Random
-) -> Batch:  # fmt: skip
+    lessons: Sequence[Lesson],
+    rows_of: Tensor,
+    anchors: int,
+    block: int,
+    soft: float,
+    decay: float,
+    rng: random.Random,
+) -> Batch:
     """Anchors drawn at random from each lesson's answer.
 
     Args: rows_of [vocab]: row of the draft vocabulary, -1 for tokens outside.
@@ -220,7 +228,9 @@ class DrafterTrainer:
     def loss(self, weights: Weights, batch: Batch) -> Tensor:
         """Loss of a micro-batch, position weights normalised."""
         block = batch.labels.shape[2] + 1
-        hidden = block_hidden(self.shape, weights, self.embedding, self.rope, batch.context, batch.anchors, batch.starts, block)
+        hidden = block_hidden(
+            self.shape, weights, self.embedding, self.rope, batch.context, batch.anchors, batch.starts, block
+        )
         flat = hidden[:, :, 1:].reshape(-1, hidden.shape[-1])
         loss: Tensor = HeadLoss.apply(  # type: ignore[no-untyped-call]
             flat, self.head, batch.labels.flatten(0, 2), batch.shares.flatten(0, 2), batch.weights.flatten()

@@ -93,9 +93,7 @@ def accept_sampled(
     return verdicts
 
 
-def _accepted_run(
-    p: Tensor, q: Tensor, tokens: list[int], generator: torch.Generator, vocab: Tensor | None
-) -> int:
+def _accepted_run(p: Tensor, q: Tensor, tokens: list[int], generator: torch.Generator, vocab: Tensor | None) -> int:
     if not tokens:
         return 0
     ids = torch.tensor(tokens, device=p.device)

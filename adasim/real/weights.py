@@ -46,7 +46,9 @@ def model_dir(name: str) -> Path:
         return _convert_smollm2()
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
-        raise InputError(f"target {name!r}: no such folder with a config.json; known: {SMOLLM2}, {', '.join(RANDOM)}")
+        raise InputError(
+            f"target {name!r}: no such folder with a config.json; known: {SMOLLM2}, {', '.join(RANDOM)}"
+        )
     return folder
 
 
@@ -155,9 +157,9 @@ def _convert_smollm2() -> Path:
         source, gguf_file=SMOLLM2_FILE, dtype=torch.float32, local_files_only=True
     )
     del model.config.quantization_config, model.hf_quantizer
-    model.is_quantized = False
+    vars(model)["is_quantized"] = False
     with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
-        model.to(torch.bfloat16).save_pretrained(scratch)
+        model.bfloat16().save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         Path(scratch).chmod(0o755)
         Path(scratch).rename(out)
