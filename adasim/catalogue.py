@@ -9,11 +9,12 @@ from adasim.calibration.profile import Profile
 from adasim.calibration.profile import packaged as packaged_profiles
 from adasim.calibration.specs import HARDWARE, MODELS
 from adasim.calibration.survival import AnyCurve
+from adasim.errors import InputError
 from adasim.files import load_yaml
 from adasim.policies import AnyPolicy
 from adasim.policies.scheduler import AnyScheduler
 from adasim.scenario import packaged as packaged_scenarios
-from adasim.types import Component, InputError
+from adasim.types import Component
 from adasim.workload import AnyLength, AnyWorkload
 
 UNIONS: dict[str, Any] = {

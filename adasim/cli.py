@@ -51,10 +51,10 @@ def run_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Simulate every policy over the sweep and all seeds, and write a report."""
+    from adasim.errors import InputError
     from adasim.experiment import Interrupted, prepare, run_trials, write_manifest
     from adasim.scenario import load
     from adasim.screen import progress_bar
-    from adasim.types import InputError
 
     if resume and overwrite:
         raise InputError("--resume and --overwrite exclude each other")
@@ -88,8 +88,8 @@ def report_command(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")] = False,
 ) -> None:
     """Write the report of finished trials anew, without running any."""
+    from adasim.errors import InputError
     from adasim.scenario import load
-    from adasim.types import InputError
 
     plan = load(scenario, settings or [])
     out = out or Path("reports") / plan.scenario.name
@@ -141,7 +141,7 @@ def _show(plan: "Plan", out: Path, tables: "Tables | None", errors: list[str], *
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point. Exit codes: 0 done, 2 bad input, 1 failure, 130 interrupted."""
-    from adasim.types import InputError
+    from adasim.errors import InputError
 
     try:
         return app(arguments)

@@ -21,10 +21,10 @@ from typing import Any
 import pandas as pd
 
 from adasim import __version__, metrics
+from adasim.errors import InputError
 from adasim.files import write_atomic
 from adasim.scenario import Plan, Trial
 from adasim.trace_events import trace_events
-from adasim.types import InputError
 
 LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic", "scipy", "seaborn", "simpy")
 TRIALS = "trials"

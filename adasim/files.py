@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from adasim.types import InputError
+from adasim.errors import InputError
 
 PROFILES = Path(str(files("adasim") / "calibration" / "profiles"))
 BASE: ContextVar[Path] = ContextVar("BASE", default=Path())  # folder of the file being loaded
@@ -78,7 +78,7 @@ def read_columns(path: Path, columns: Columns) -> pd.DataFrame:
             bad |= numbers <= 0
             rule = "a number > 0"
         problems += [
-            f"{path}: row {i + 1}: {column} is {table[column].iloc[i]!r}, must be {rule}"
+            f"{path}: row {i + 1}: {column} is {table[column].iloc[i]}, must be {rule}"
             for i in np.flatnonzero(bad)[:5]
         ]
         table[column] = numbers.fillna(0).astype(np.int64) if column in columns.whole else numbers

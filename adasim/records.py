@@ -29,7 +29,7 @@ class StepRecord(NamedTuple):
     verify_s: float
     overhead_s: float
     prefill_s: float
-    kv_blocks: int  # in use at the end, prefix cache included
+    kv_blocks: int  # in use when it ended, before finished requests left; prefix cache included
     context: float  # mean context of the decoding requests, tokens
     evicted: int  # requests sent back to the queue
 

@@ -5,8 +5,9 @@ from typing import Literal, Self
 import pandas as pd
 from pydantic import Field, PrivateAttr, model_validator
 
+from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
-from adasim.types import Component, InputError
+from adasim.types import Component
 
 Role = Literal["input", "predicted"]
 

@@ -14,11 +14,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from adasim import __version__
 from adasim.backends import AnyBackend
-from adasim.errors import explain
+from adasim.errors import InputError
+from adasim.explain import explain
 from adasim.files import load_yaml, loading_from, parse_yaml
 from adasim.policies import AnyPolicy
 from adasim.reference import Reference
-from adasim.types import Component, InputError, Slo
+from adasim.types import Component, Slo
 from adasim.workload import AnyWorkload
 
 Value = int | float | str | bool
@@ -177,7 +178,7 @@ def expand(config: dict[str, Any], base: Path) -> Plan:
     config = deepcopy(config)
     config["policies"], groups = _each(config.get("policies"))
     whole = validate(config)
-    del config["sweep"]
+    config.pop("sweep", None)
     trials: list[Trial] = []
     problems: dict[str, None] = {}
     for point in _points(whole.sweep):

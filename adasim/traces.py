@@ -9,8 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from adasim.errors import InputError
 from adasim.files import find
-from adasim.types import InputError
 
 HASH_BLOCK = 512  # prompt tokens per hash id (Mooncake)
 MAX_PROBLEMS = 10

@@ -27,21 +27,6 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 
 
-class InputError(ValueError):
-    """The user's input cannot be used. Holds every problem found, each with its place."""
-
-    def __init__(self, *problems: str) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-    def __reduce__(self) -> tuple[type["InputError"], tuple[str, ...]]:
-        return type(self), self.problems
-
-
-class PolicyError(Exception):
-    """A policy or scheduler answered something illegal: a bug in it, not in the input."""
-
-
 class Component(BaseModel):
     """A part of a scenario: fields are its configuration, methods its behaviour, private attributes its state."""
 

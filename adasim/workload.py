@@ -6,8 +6,9 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
 
+from adasim.errors import InputError
 from adasim.traces import TraceFormat, TraceRow, read_trace
-from adasim.types import Component, FloatArray, InputError, IntArray, Request
+from adasim.types import Component, FloatArray, IntArray, Request
 
 Weight = Annotated[float, Field(ge=0)]
 Mix = dict[str, Weight]

@@ -12,8 +12,9 @@ from scipy.special import ndtr, ndtri
 
 from adasim.calibration.survival import AnyCurve, harden
 from adasim.calibration.text import hardness, runs, solve_thresholds
+from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
-from adasim.types import Component, FloatArray, InputError, IntArray, Request
+from adasim.types import Component, FloatArray, IntArray, Request
 
 BINS_PER_TOKEN = 8
 SIGNAL_MARGIN = 6.0  # standard deviations of head noise covered beyond 0..K

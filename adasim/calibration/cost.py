@@ -10,8 +10,9 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.grid import Grid
 from adasim.calibration.specs import MODELS, Hardware, ModelSpec, hardware
+from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
-from adasim.types import Component, InputError, StepSeconds
+from adasim.types import Component, StepSeconds
 
 Ms = Annotated[float, Field(ge=0)]
 
@@ -191,11 +192,12 @@ class TableCost(CostModel):
     @model_validator(mode="after")
     def _read(self) -> Self:
         path = find(self.verify, "cost.verify")
-        header = pd.read_csv(path, comment="#", nrows=0).columns
-        self._per_request = "tokens_per_request" in header
+        numbers = ("batch", "tokens", "tokens_per_request", "context", "ms")
+        table = read_columns(path, Columns(("batch", "ms"), (*numbers[1:4], "note"), positive=numbers))
+        self._per_request = "tokens_per_request" in table
+        if self._per_request == ("tokens" in table):
+            raise InputError(f"{path}: needs one of the columns tokens and tokens_per_request")
         tokens = "tokens_per_request" if self._per_request else "tokens"
-        numbers = ("batch", tokens, "ms")
-        table = read_columns(path, Columns(numbers, ("context", "note"), positive=(*numbers, "context")))
         if "context" not in table:
             table["context"] = 1.0
         keys = ["batch", tokens, "context"]

@@ -8,7 +8,8 @@ from scipy.optimize import minimize_scalar, nnls
 
 from adasim.calibration.acceptance import HeadQuality
 from adasim.calibration.text import shorter_block_tau
-from adasim.types import FloatArray, InputError
+from adasim.errors import InputError
+from adasim.types import FloatArray
 
 
 class RoundCell(NamedTuple):

@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from adasim.types import InputError
+from adasim.errors import InputError
 
 Axis = list[float]
 

@@ -7,9 +7,10 @@ from pydantic import Field, ValidationError
 
 from adasim.calibration.acceptance import AnyAcceptance
 from adasim.calibration.cost import AnyCost
-from adasim.errors import explain
+from adasim.errors import InputError
+from adasim.explain import explain
 from adasim.files import BASE, PROFILES, find, load_yaml
-from adasim.types import Component, InputError
+from adasim.types import Component
 
 
 class Provenance(Component):

@@ -2,7 +2,8 @@
 
 from pydantic import Field
 
-from adasim.types import Component, InputError
+from adasim.errors import InputError
+from adasim.types import Component
 
 
 class Hardware(Component):

@@ -7,7 +7,8 @@ import numpy as np
 from pydantic import Field, model_validator
 from scipy.optimize import brentq
 
-from adasim.types import Component, FloatArray, InputError
+from adasim.errors import InputError
+from adasim.types import Component, FloatArray
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 
@@ -30,8 +31,9 @@ def harden(survival: FloatArray, factor: float) -> FloatArray:
         raise InputError(
             f"acceptance: a factor of {factor:.3g} asks for tau {target:.3g}; allowed 1..{len(survival) + 1}"
         )
-    power = float(np.exp(brentq(lambda x: tau(survival ** np.exp(x)) - target, -12, 12)))
-    return survival**power
+    logs = np.log(survival)
+    power = float(np.exp(brentq(lambda x: tau(np.exp(np.exp(x) * logs)) - target, -12, 12)))
+    return np.exp(power * logs, dtype=np.float64)
 
 
 class Curve(Component, ABC):
@@ -56,7 +58,7 @@ class Geometric(Curve):
 
     def survival(self, max_draft_len: int) -> FloatArray:
         """alpha^k."""
-        return self.alpha ** np.arange(1, max_draft_len + 1)
+        return np.power(self.alpha, np.arange(1, max_draft_len + 1), dtype=np.float64)
 
 
 class Measured(Curve):

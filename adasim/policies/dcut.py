@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from adasim.errors import InputError
 from adasim.policies.base import Policy
-from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, InputError, IntArray
+from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, IntArray
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
 

@@ -4,8 +4,9 @@ from collections import deque
 
 import numpy as np
 
+from adasim.errors import InputError, PolicyError
 from adasim.policies.base import Policy
-from adasim.types import BatchView, DraftView, EngineCaps, InputError, IntArray, PolicyError, StepOutcome
+from adasim.types import BatchView, DraftView, EngineCaps, IntArray, StepOutcome
 
 
 class PolicyDriver:

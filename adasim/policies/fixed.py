@@ -5,8 +5,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from adasim.errors import InputError
 from adasim.policies.base import Policy
-from adasim.types import BatchView, DraftView, EngineCaps, InputError, IntArray
+from adasim.types import BatchView, DraftView, EngineCaps, IntArray
 
 
 class Fixed(Policy):

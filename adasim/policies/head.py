@@ -14,7 +14,7 @@ class Head(Policy):
 
     ``B * a_hat`` is ``DraftView.accept_len``, the head's estimate of the accepted length with the anchor
     counted. The released code rounds; the paper takes the floor (arXiv 2607.19223), which is 0.4-0.5 shorter.
-    No cost model: the same length at every load.
+    ``rounding`` chooses; ``gamma`` scales. No cost model: the same length at every load.
     """
 
     kind: Literal["head"] = "head"

@@ -8,11 +8,12 @@ from math import nan
 import numpy as np
 from numpy.typing import NDArray
 
+from adasim.errors import PolicyError
 from adasim.policies.scheduler import Scheduler
 from adasim.simulator.batch import Batch
 from adasim.simulator.kv import KvMemory, KvPool
 from adasim.traces import HASH_BLOCK
-from adasim.types import EngineCaps, IntArray, PolicyError, QueueView, Request, RunningView
+from adasim.types import EngineCaps, IntArray, QueueView, Request, RunningView
 
 
 @dataclass(slots=True)
@@ -127,9 +128,9 @@ class Admission:
         return kept
 
     def release_spare(self, rows: IntArray) -> None:
-        """Give back the slots of rejected drafts."""
+        """Give back the slots of rejected drafts. The newest token, the next anchor, has no KV yet."""
         batch = self.batch
-        spare = batch.held[rows] - (self._blocks(batch.context[rows]) - batch.shared[rows])
+        spare = batch.held[rows] - (self._blocks(batch.context[rows] - 1) - batch.shared[rows])
         batch.held[rows] -= spare
         self.pool.take(-int(spare.sum()))
 

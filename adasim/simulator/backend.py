@@ -8,6 +8,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
 from adasim.calibration.cost import AnyCost, CostModel
 from adasim.calibration.profile import Profile
+from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
@@ -16,7 +17,7 @@ from adasim.simulator.admission import Admission
 from adasim.simulator.engine import Engine, Process
 from adasim.simulator.kv import KvMemory
 from adasim.simulator.recorder import Recorder
-from adasim.types import Component, EngineCaps, InputError, Request
+from adasim.types import Component, EngineCaps, Request
 from adasim.workload import Closed, Workload
 
 

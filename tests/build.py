@@ -1,0 +1,75 @@
+"""Small scenarios and runs that tests are made of."""
+
+from pathlib import Path
+from typing import Any
+
+from adasim.policies.base import Policy
+from adasim.policies.fixed import Fixed
+from adasim.policies.off import Off
+from adasim.records import Records
+from adasim.scenario import Plan, Scenario, expand, validate
+
+SHARED = Path(__file__).parents[2] / "shared"
+
+FREE_COST: dict[str, Any] = {
+    "kind": "roofline",
+    "hardware": "h100",
+    "model": "qwen3-8b",
+    "draft": {"kind": "linear", "base_ms": 1.0},
+}
+
+
+def config(**fields: Any) -> dict[str, Any]:
+    """A raw scenario: 4 clients, 40 requests of 64 + 64 tokens, alpha 0.8; ``fields`` replace top-level ones."""
+    raw: dict[str, Any] = {
+        "name": "test",
+        "title": "Test",
+        "workload": closed(),
+        "backend": backend(),
+        "policies": [{"kind": "off"}, {"kind": "fixed", "verify_len": 4}],
+        "seeds": [0, 1],
+    }
+    return raw | fields
+
+
+def closed(**fields: Any) -> dict[str, Any]:
+    """A raw closed loop."""
+    raw: dict[str, Any] = {
+        "kind": "closed",
+        "concurrency": 4,
+        "requests": 40,
+        "prompt_len": {"kind": "fixed", "tokens": 64},
+        "output_len": {"kind": "fixed", "tokens": 64},
+    }
+    return raw | fields
+
+
+def backend(**fields: Any) -> dict[str, Any]:
+    """A raw simulated backend."""
+    curve = {"kind": "geometric", "alpha": 0.8}
+    raw: dict[str, Any] = {
+        "kind": "sim",
+        "cost": FREE_COST,
+        "acceptance": {"kind": "curves", "curves": {"default": curve}},
+        "max_running_requests": 8,
+    }
+    return raw | fields
+
+
+def scenario(**fields: Any) -> Scenario:
+    """The same, validated."""
+    return validate(config(**fields))
+
+
+def plan(**fields: Any) -> Plan:
+    """The same, expanded into trials."""
+    return expand(config(**fields), Path())
+
+
+def simulate(policy: Policy | None = None, seed: int = 0, **fields: Any) -> Records:
+    """Records of one run."""
+    s = scenario(**fields)
+    return s.backend.run(s.workload, policy or Fixed(verify_len=8), seed)
+
+
+OFF = Off()

@@ -1,0 +1,206 @@
+"""Acceptance models: curves, correlated text, heads, replay."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from adasim import metrics
+from adasim.calibration.acceptance import AnyAcceptance, CurveAcceptance, HeadQuality, RecordedAcceptance
+from adasim.calibration.survival import Anchored, Budgets, Geometric, Measured, harden, tau
+from adasim.calibration.text import hardness, shorter_block_tau, solve_thresholds
+from adasim.errors import InputError
+from adasim.policies.fixed import Fixed
+from adasim.records import Records
+from adasim.types import Request
+from tests.build import backend, closed, simulate
+
+DFLASH = Anchored(first=0.89, last=0.13, tau=7.09)
+
+
+def survival_of(records: Records) -> np.ndarray:
+    """Full-block survival, pooled over rounds."""
+    full = records.blocks[records.blocks["verify_len"] == records.blocks["verify_len"].max()]
+    total = full["blocks"].sum()
+    return np.array([full.loc[full["accepted"] >= k, "blocks"].sum() / total for k in range(1, 16)])
+
+
+def test_budgets_reproduce_their_points() -> None:
+    tokens = {4: 3.16875, 8: 4.778125, 12: 5.71875, 16: 6.2875}
+    curve = Budgets(tokens=tokens).survival(15)
+    for length, value in tokens.items():
+        assert 1 + curve[: length - 1].sum() == pytest.approx(value, rel=2e-3)
+    assert np.all(np.diff(curve) <= 0)
+
+
+def test_harden_scales_tau() -> None:
+    curve = DFLASH.survival(15)
+    assert tau(harden(curve, 0.78)) == pytest.approx(0.78 * 7.09)
+    with pytest.raises(InputError, match=r"asks for tau 21\.3; allowed 1\.\.16"):
+        harden(curve, 3.0)
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "message"),
+    [
+        (Measured, {"values": [0.5, 0.6]}, "must not rise"),
+        (Measured, {"values": [1.2]}, "less than or equal to 1"),
+        (Anchored, {"first": 0.5, "last": 0.6, "tau": 3.0}, "last must be below first"),
+        (Anchored, {"first": 0.9, "last": 0.1, "tau": 15.9}, r"cannot be met by these anchors; allowed"),
+        (Budgets, {"tokens": {4: 2.0, 8: 5.0}}, "ever more slowly"),
+        (Geometric, {"alpha": float("nan")}, "finite"),
+    ],
+)
+def test_impossible_curves_are_refused(model: type[Any], fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        model(**fields)
+
+
+def test_curves_that_end_too_early_are_refused() -> None:
+    for curve in (Measured(values=[0.9]), Budgets(tokens={4: 3.0, 8: 4.0})):
+        with pytest.raises(InputError, match="the engine"):
+            curve.survival(15)
+
+
+@pytest.mark.parametrize(("spread", "correlation"), [(0.0, 0.0), (0.0, 0.5), (0.2, 0.0), (0.15, 0.4)])
+def test_correlated_text_keeps_the_full_block_curve(spread: float, correlation: float) -> None:
+    """Whatever the correlation, full-block rounds have the survival curve that was put in."""
+    acceptance = {
+        "kind": "curves",
+        "curves": {"default": {"kind": "anchored", "first": 0.89, "last": 0.13, "tau": 7.09}},
+        "spread": spread,
+        "correlation": correlation,
+    }
+    records = simulate(
+        Fixed(verify_len=16),
+        workload=closed(concurrency=8, requests=400, output_len={"kind": "fixed", "tokens": 600}),
+        backend=backend(acceptance=acceptance),
+    )
+    assert survival_of(records) == pytest.approx(DFLASH.survival(15), abs=0.02)
+    assert metrics.tau(records) == pytest.approx(7.09, rel=0.02)
+
+
+def test_spread_makes_requests_differ() -> None:
+    def taus(spread: float) -> "np.ndarray":
+        acceptance = {
+            "kind": "curves",
+            "curves": {"default": {"kind": "geometric", "alpha": 0.8}},
+            "spread": spread,
+        }
+        r = simulate(
+            Fixed(verify_len=16),
+            workload=closed(requests=100, output_len={"kind": "fixed", "tokens": 400}),
+            backend=backend(acceptance=acceptance),
+        ).requests
+        return ((r["tokens"] - 1) / r["rounds"]).to_numpy()
+
+    assert taus(0.3).std() > 2 * taus(0.0).std()
+
+
+def test_hardness_is_standard_normal_and_correlated() -> None:
+    g = np.concatenate([hardness(np.random.default_rng(i), 2000, 0.2, 0.5, 4.0) for i in range(200)]).reshape(
+        200, -1
+    )
+    assert g.mean() == pytest.approx(0, abs=0.05)
+    assert g.var() == pytest.approx(1, abs=0.05)
+    for lag in (1, 4, 12):
+        product = (g[:, :-lag] * g[:, lag:]).mean()
+        assert product == pytest.approx(0.2 + 0.5 * np.exp(-lag / 4), abs=0.04)
+
+
+def test_shorter_blocks_gain_from_correlation() -> None:
+    """Independent luck: a block cut short accepts what the curve says. Correlated luck: more."""
+    curve = DFLASH.survival(15)
+    assert shorter_block_tau(curve, 8, 0, 0, 3) == pytest.approx(1 + curve[:7].sum())
+    predicted = shorter_block_tau(curve, 8, 0, 0.5, 3)
+    assert predicted > 1.03 * (1 + curve[:7].sum())
+    acceptance = {"kind": "curves", "curves": {"default": DFLASH.model_dump()}, "correlation": 0.5}
+    records = simulate(
+        Fixed(verify_len=8),
+        workload=closed(concurrency=8, requests=200, output_len={"kind": "fixed", "tokens": 600}),
+        backend=backend(acceptance=acceptance),
+    )
+    assert metrics.tau(records) == pytest.approx(predicted, rel=0.02)
+
+
+def test_thresholds_of_independent_text_are_normal_quantiles() -> None:
+    assert solve_thresholds(np.array([0.5, 0.25]), 0, 0, 3) == pytest.approx([0, 0])
+
+
+def test_confidence_is_calibrated() -> None:
+    """Of the drafts that get confidence p, a share p is accepted; with a bias it is not."""
+    curve = DFLASH.survival(15)
+    model = CurveAcceptance(curves={"d": DFLASH}, head=HeadQuality(noise=2.0))
+    biased = CurveAcceptance(curves={"d": DFLASH}, head=HeadQuality(noise=2.0, bias=2.0))
+    requests = [Request(i, 0, 10, 500) for i in range(200)]
+
+    def miss(m: CurveAcceptance) -> float:
+        luck = m.luck(requests, ["d"], 0, 15)
+        at = np.arange(len(luck.run))
+        confidence = luck.survival(np.zeros(len(at), dtype=np.int64), at)
+        good = np.arange(1, 16) <= luck.run[:, None]
+        bins = (confidence * 10).astype(int).clip(0, 9)
+        return max(
+            abs(confidence[bins == b].mean() - good[bins == b].mean()) for b in range(10) if (bins == b).sum() > 500
+        )
+
+    assert miss(model) < 0.03
+    assert miss(biased) > 0.1
+    luck = model.luck(requests, ["d"], 0, 15)
+    assert (luck.signal - luck.run).std() == pytest.approx(2.0, rel=0.02)
+    assert curve[0] == pytest.approx((luck.run >= 1).mean(), abs=0.02)
+
+
+def test_temperature_and_context_scale_tau() -> None:
+    hot = CurveAcceptance(curves={"d": DFLASH}, temperature=0.5, tau_by_temperature={0.0: 1.0, 1.0: 0.8})
+    assert tau(hot.survival("d", 15)) == pytest.approx(0.9 * 7.09)
+    with pytest.raises(InputError, match=r"tau_by_temperature: 2.0 is outside 0.0..1.0"):
+        hot.model_copy(update={"temperature": 2.0}).survival("d", 15)
+    with pytest.raises(ValidationError, match="no effect"):
+        CurveAcceptance(curves={"d": DFLASH}, temperature=1.0)
+
+    long = CurveAcceptance(curves={"d": DFLASH}, tau_by_context={100: 1.0, 10_000: 0.6})
+    near = long.luck([Request(0, 0, 100, 3000)], ["d"], 0, 15).run.mean()
+    far = long.luck([Request(0, 0, 6800, 3000)], ["d"], 0, 15).run.mean()
+    assert far < 0.85 * near
+    with pytest.raises(InputError, match=r"request 3 has context 9000\.\.12000; covered 100\.\.10000"):
+        long.luck([Request(3, 0, 9000, 3000)], ["d"], 0, 15)
+
+
+def test_unknown_domain_is_refused() -> None:
+    with pytest.raises(InputError, match="no curve for domain math; there are d"):
+        CurveAcceptance(curves={"d": DFLASH}).check(["math"], 15)
+
+
+RECORDED = "request,domain,position,accepted\n7,math,1,3\n7,math,5,0\n7,math,6,2\n"
+
+
+def test_recorded_replay(tmp_path: Path) -> None:
+    """Positions 1..4 lie in the run of 3, position 5 in the run of 0, 6..8 in the run of 2; then it wraps."""
+    (tmp_path / "runs.csv").write_text(RECORDED)
+    model = RecordedAcceptance(file=str(tmp_path / "runs.csv"))
+    luck = model.luck([Request(0, 0, 10, 12)], ["math"], 0, 15)
+    assert luck.run.tolist() == [3, 3, 2, 1, 0, 0, 2, 1, 0, 3, 3, 2]
+    model.check(["math"], 15)
+    with pytest.raises(InputError, match="no recorded request of domain code; there are math"):
+        model.check(["code"], 15)
+    with pytest.raises(InputError, match="a recorded run of 3, the engine drafts 2"):
+        model.check(["math"], 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("request,domain,position\n1,a,0\n", "column accepted is missing"),
+        ("request,domain,position,accepted\n", "no rows"),
+        ("request,domain,position,accepted\n1,a,0,-2\n", r"row 1: accepted is -2, must be a whole number >= 0"),
+        ("request,domain,position,accepted\n1,a,0,3\n1,a,9,1\n", "the next must be at 4, not 9"),
+    ],
+)
+def test_bad_recordings_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "runs.csv").write_text(text)
+    adapter: TypeAdapter[Any] = TypeAdapter(AnyAcceptance)
+    with pytest.raises(ValidationError, match=message):
+        adapter.validate_python({"kind": "recorded", "file": str(tmp_path / "runs.csv")})

@@ -1,0 +1,215 @@
+"""The command line as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import yaml
+
+from adasim.cli import main
+from adasim.scenario import packaged
+from tests.build import closed, config
+
+SMALL = ["--set", "sweep.workload.concurrency=[2]", "--set", "seeds=[0]"]
+SHRINK = {
+    "dcut_h20": [
+        "--set",
+        "sweep.workload.concurrency=[4]",
+        "--set",
+        "workload.requests_per_client=3",
+        "--set",
+        "seeds=[0]",
+    ],
+    "azure_conv": ["--set", "sweep.workload.speed=[8]", "--set", "workload.limit=40", "--set", "seeds=[0]"],
+    "smoke": [],
+}
+
+
+def adasim(*arguments: str | Path) -> int:
+    """Exit code of one call in this process."""
+    try:
+        main([str(a) for a in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
+
+
+@pytest.fixture
+def scenario_file(tmp_path: Path) -> Path:
+    path = tmp_path / "mine.yaml"
+    path.write_text(
+        yaml.safe_dump(config(sweep={"workload.concurrency": [1, 2]})).replace("kind: off", 'kind: "off"')
+    )
+    return path
+
+
+@pytest.mark.parametrize("path", packaged(), ids=lambda p: p.stem)
+def test_shipped_scenarios_run(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert adasim("run", path.stem, "--out", out, "--workers", "1", *SHRINK[path.stem]) == 0
+    for name in ("report.html", "report.md", "manifest.json", "tables/summary.csv", "figures/speedup.png"):
+        assert (out / name).stat().st_size > 100
+    assert json.loads((out / "manifest.json").read_text())["finished"] is True
+    assert "best static is" in capsys.readouterr().out
+
+
+def test_run_prints_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adasim("run", "smoke", "--json", "--out", tmp_path / "out", "--workers", "1", *SMALL) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {row["policy"] for row in document["summary"]} >= {"off", "head"}
+    assert document["backend"] == "sim"
+    assert document["failed"] == []
+
+
+def test_bad_input_exits_2_and_leaves_nothing(
+    scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert adasim("run", scenario_file, "--out", out, "--set", "workload.concurency=4", "--set", "seeds=x") == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert errors == [
+        "error: workload.concurency: unknown key; did you mean concurrency? Allowed: "
+        "kind, domains, requests, prompt_len, output_len, concurrency, requests_per_client, drain",
+        "error: seeds: got 'x', input should be a valid list",
+    ]
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "nothing"], "no scenario nothing: not a file, and not one of azure_conv, dcut_h20, smoke"),
+        (["list", "colours"], "list: unknown 'colours'; allowed: scenarios, profiles, policies"),
+        (["run", "smoke", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
+        (["run", "smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere: cannot be written"),
+        (["run", "smoke", "--workers", "0"], "Invalid value for '--workers'"),
+        (["report", "smoke", "--out", "nowhere"], "--out nowhere: holds no finished trial"),
+    ],
+)
+def test_bad_calls_exit_2(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adasim(*arguments) == 2
+    assert message in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_broken_files_exit_2(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    broken = tmp_path / "broken.yaml"
+    for content, message in (
+        (b"name: [", "line 1, column 8"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"- 1", "must hold keys and values, not list"),
+        (b"", "must hold keys and values, not NoneType"),
+    ):
+        broken.write_bytes(content)
+        assert adasim("run", broken, "--out", tmp_path / "out") == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_results_are_not_overwritten_by_accident(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    call = ["run", "smoke", "--out", str(out), "--workers", "1", *SMALL]
+    assert adasim(*call) == 0
+    assert adasim(*call) == 2
+    assert "holds results; use --resume, --overwrite or another folder" in capsys.readouterr().err
+    assert adasim(*call, "--resume") == 0
+    assert adasim(*call[:-1], "seeds=[1]", "--resume") == 2
+    assert "holds trials of a different scenario" in capsys.readouterr().err
+    assert adasim(*call[:-1], "seeds=[1]", "--overwrite") == 0
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious")
+    assert adasim(*call[:2], "--out", str(tmp_path / "mine"), "--overwrite") == 2
+    assert "holds no results of adasim" in capsys.readouterr().err
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "precious"
+
+
+def test_a_failing_trial_does_not_take_the_others(
+    scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A point that leaves nothing to measure fails by name; the rest is reported; exit code 1."""
+    out = tmp_path / "out"
+    call = ["--set", "sweep.measure.warmup_requests=[2, 999]", "--workers", "1"]
+    assert adasim("run", scenario_file, "--out", out, *call) == 1
+    assert "nothing to measure" in capsys.readouterr().err
+    assert (out / "report.html").is_file()
+    assert "nothing to measure" in (out / "report.md").read_text()
+    assert json.loads((out / "manifest.json").read_text())["finished"] is False
+
+
+def test_ctrl_c_keeps_finished_trials_and_resume_completes(tmp_path: Path) -> None:
+    """Interrupted and resumed gives the same tables as never interrupted."""
+    slow = tmp_path / "slow.yaml"
+    slow.write_text(
+        yaml.safe_dump(config(workload=closed(requests=200), seeds=list(range(8)))).replace(
+            "kind: off", 'kind: "off"'
+        )
+    )
+    command = [sys.executable, "-m", "adasim", "run", str(slow), "--workers", "2"]
+    out = tmp_path / "out"
+    process = subprocess.Popen([*command, "--out", out], stderr=subprocess.PIPE, text=True, start_new_session=True)
+    trials = out / "trials"
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not (trials.is_dir() and any(p.name[0] != "." for p in trials.iterdir())):
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    finished = len([p for p in trials.iterdir() if p.name[0] != "."])
+    assert process.returncode == 130, errors
+    assert "Go on with --resume" in errors
+    assert 0 < finished < 16
+    assert "Incomplete" in (out / "report.md").read_text()
+    assert adasim("run", slow, "--out", out, "--resume", "--workers", "2") == 0
+    assert adasim("run", slow, "--out", tmp_path / "whole", "--workers", "2") == 0
+    for name in ("tables/trials.csv", "report.html", "figures/throughput.png"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_trace_is_a_chrome_trace(tmp_path: Path) -> None:
+    assert adasim("run", "smoke", "--trace", "--out", tmp_path / "out", "--workers", "1", *SMALL) == 0
+    traces = list((tmp_path / "out" / "trials").glob("*/trace.json"))
+    assert len(traces) == 4
+    for path in traces:
+        events = json.loads(path.read_text())["traceEvents"]
+        assert {e["ph"] for e in events} == {"M", "X", "C"}
+        engine = sorted((e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X" and e["pid"] == 1)
+        assert all(end <= start + 1e-3 for (_, end), (start, _) in pairwise(engine))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "scenarios",
+        "profiles",
+        "policies",
+        "schedulers",
+        "workloads",
+        "lengths",
+        "costs",
+        "acceptances",
+        "curves",
+        "hardware",
+        "models",
+    ],
+)
+def test_lists(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adasim("list", what, "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows
+    assert all(isinstance(v, str) and v for row in rows for k, v in row.items() if k != "fields")
+
+
+def test_help_is_light() -> None:
+    """--help loads neither numpy nor pandas nor plotting."""
+    code = (
+        "import sys\nfrom adasim.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"
+        "heavy = {'numpy', 'pandas', 'scipy', 'matplotlib', 'simpy', 'torch', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Which speculative-decoding policy pays" in done.stdout

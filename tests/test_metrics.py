@@ -1,0 +1,125 @@
+"""Metrics on records worked out by hand."""
+
+from math import isnan, nan
+
+import pandas as pd
+import pytest
+
+from adasim import metrics
+from adasim.metrics import Window
+from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, frame
+from adasim.types import Slo
+
+
+def step(
+    i: int, start: float, end: float, decoding: int, verify: int, accepted: int, emitted: int, first: int
+) -> StepRecord:
+    return StepRecord(
+        i, start, end, decoding, 0, 0, 0, verify, accepted, emitted, first, 0.1, 0.6, 0.1, 0.2, 7, 100.0, 1
+    )
+
+
+def request(i: int, arrival: float, first: float, finish: float, tokens: int, prompt: int = 100) -> RequestRecord:
+    status = "running" if isnan(finish) else "finished"
+    return RequestRecord(i, "a", status, prompt, 50, arrival, arrival, first, finish, tokens, 9, 0, 0, 0, 0, 25)
+
+
+@pytest.fixture
+def records() -> Records:
+    """Four one-second steps: a prefill and three rounds of 2, 2 and 4 requests."""
+    steps = [
+        step(0, 0, 1, 0, 0, 0, 0, 2),
+        step(1, 1, 2, 2, 8, 3, 5, 0),
+        step(2, 2, 3, 2, 10, 6, 8, 0),
+        step(3, 4, 5, 4, 4, 0, 4, 0),
+    ]
+    requests = [
+        request(0, 0.0, 1.0, 2.0, 6),
+        request(1, 0.5, 1.0, 3.0, 9),
+        request(2, 1.0, 3.5, 5.0, 1),
+        request(3, 3.0, 4.5, nan, 2),
+    ]
+    gaps = [GapRecord(1, 1.0, 2), GapRecord(2, 1.0, 2), GapRecord(3, 2.0, 2), GapRecord(3, 0.5, 2)]
+    return Records(
+        frame(StepRecord, steps),
+        frame(RequestRecord, requests),
+        frame(BlockRecord, [BlockRecord("a", 4, 1, 8)]),
+        frame(GapRecord, gaps),
+        last_arrival_s=3.0,
+    )
+
+
+WHOLE = Window(0, 5)
+
+
+def test_window(records: Records) -> None:
+    assert metrics.window(records, 0, until_last_arrival=False) == Window(0, 5)
+    assert metrics.window(records, 1, until_last_arrival=False) == Window(2, 5)
+    assert metrics.window(records, 1, until_last_arrival=True) == Window(2, 3)
+    assert metrics.window(records, 9, until_last_arrival=False).seconds == 0
+
+
+def test_cut_keeps_what_ends_inside(records: Records) -> None:
+    inside = metrics.cut(records, Window(2, 5))
+    assert inside.steps["step"].tolist() == [2, 3]
+    assert inside.requests["request"].tolist() == [1, 2]
+    assert inside.gaps["step"].tolist() == [2, 3, 3]
+
+
+def test_rates(records: Records) -> None:
+    assert metrics.output_tok_s(records, WHOLE) == (2 + 5 + 8 + 4) / 5
+    assert metrics.requests_per_s(metrics.cut(records, WHOLE), WHOLE) == 3 / 5
+
+
+def test_tau_pools_tokens_over_request_rounds(records: Records) -> None:
+    """17 tokens in 8 request-rounds; not the mean of 2.5, 4 and 1."""
+    assert metrics.tau(records) == 17 / 8
+    assert metrics.verify_len(records) == 22 / 8
+    assert metrics.verify_tokens_per_round(records) == 22 / 3
+    assert metrics.batch(records) == 8 / 3
+    assert metrics.acceptance_rate(records) == 9 / (22 - 8)
+
+
+def test_latencies(records: Records) -> None:
+    """TPOT leaves the first token out; one-token outputs have none."""
+    assert metrics.ttft_s(records.requests).tolist() == [1.0, 0.5, 2.5, 1.5]
+    tpot = metrics.tpot_s(records.requests)
+    assert tpot[:2].tolist() == [1 / 5, 2 / 8]
+    assert tpot[2:].isna().all()
+    assert metrics.e2e_s(records.requests)[:3].tolist() == [2.0, 2.5, 4.0]
+    assert metrics.percentile(tpot, 50) == pytest.approx(0.225)
+    assert isnan(metrics.percentile(pd.Series([nan]), 50))
+
+
+def test_itl_weighs_every_chunk(records: Records) -> None:
+    """Eight chunks: two gaps of 0.5, four of 1.0, two of 2.0."""
+    assert metrics.itl_s(records.gaps, 25) == 0.5
+    assert metrics.itl_s(records.gaps, 50) == 1.0
+    assert metrics.itl_s(records.gaps, 75) == 1.0
+    assert metrics.itl_s(records.gaps, 99) == 2.0
+
+
+@pytest.mark.parametrize(
+    ("slo", "met"),
+    [
+        (Slo(), [True, True, True, False]),
+        (Slo(ttft_ms=1000.0), [True, True, False, False]),
+        (Slo(tpot_ms=200.0), [True, False, True, False]),
+        (Slo(e2e_ms=2500.0), [True, True, False, False]),
+        (Slo(ttft_ms=900.0, tpot_ms=250.0), [False, True, False, False]),
+    ],
+)
+def test_goodput(records: Records, slo: Slo, met: list[bool]) -> None:
+    assert metrics.slo_met(records.requests, slo).tolist() == met
+    assert metrics.goodput_rps(records, WHOLE, slo) == sum(met) / 5
+
+
+def test_time_shares(records: Records) -> None:
+    shares = metrics.time_shares(records, WHOLE)
+    assert shares == pytest.approx({"draft": 0.08, "verify": 0.48, "overhead": 0.08, "prefill": 0.16, "idle": 0.2})
+
+
+def test_summary_of_nothing_is_not_a_number(records: Records) -> None:
+    row = metrics.summary(records, Window(5, 5), None)
+    assert isnan(row["tau"])
+    assert isnan(row["output_tok_s"])

@@ -1,0 +1,147 @@
+"""Comparisons: intervals, verdicts, crossovers, best policies."""
+
+from math import isnan, nan
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from adasim.tables import (
+    GOODPUT,
+    TPOT,
+    Arm,
+    Design,
+    best_by_point,
+    best_of_groups,
+    compare,
+    crossing,
+    crossovers,
+    half_width,
+    summarise,
+    verdict,
+    with_speedup,
+)
+
+ARMS = [
+    Arm("off", "baseline"),
+    Arm("s4", "static", "static"),
+    Arm("s8", "static", "static"),
+    Arm("head", "adaptive"),
+    Arm("oracle", "bound"),
+]
+SPEEDS = {"off": [100, 200], "s4": [210, 240], "s8": [260, 180], "head": [300, 241], "oracle": [500, 500]}
+
+
+def trials(noise: float = 0.0) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    rows = [
+        {
+            "policy": policy,
+            "seed": seed,
+            "c": c,
+            "output_tok_s": speed + noise * rng.standard_normal(),
+            "tpot_p50_ms": 1e3 / speed,
+            "goodput_rps": speed / 50,
+        }
+        for policy, speeds in SPEEDS.items()
+        for c, speed in zip((8, 32), speeds, strict=True)
+        for seed in (0, 1, 2)
+    ]
+    return pd.DataFrame(rows)
+
+
+DESIGN = Design(ARMS, "c")
+
+
+def test_half_width_is_a_t_interval() -> None:
+    """Three values 1, 2, 3: 4.303 x 1 / sqrt(3)."""
+    assert half_width(np.array([1.0, 2.0, 3.0])) == pytest.approx(4.3027 / np.sqrt(3), rel=1e-4)
+    assert isnan(half_width(np.array([1.0])))
+
+
+def test_speedup_is_paired_by_seed() -> None:
+    table = with_speedup(trials(noise=30.0), DESIGN)
+    for (_, _), part in table.groupby(["seed", "c"]):
+        base = part.loc[part["policy"] == "off", "output_tok_s"].item()
+        assert np.allclose(part["speedup"], part["output_tok_s"] / base)
+    speculative = trials()
+    without = with_speedup(speculative.loc[speculative["policy"] != "off"], DESIGN)
+    assert without["speedup"].isna().all()
+
+
+def test_open_loops_compare_time_per_token() -> None:
+    table = with_speedup(trials(), Design(ARMS, "c", speed=TPOT, goal=GOODPUT))
+    head = table[(table["policy"] == "head") & (table["c"] == 8)]
+    assert head["speedup"].tolist() == pytest.approx([3.0] * 3)
+
+
+def test_groups_show_their_best_member() -> None:
+    summary = best_of_groups(summarise(with_speedup(trials(), DESIGN), DESIGN), DESIGN)
+    best = summary[summary["policy"] == "best static"].set_index("c")["picked"]
+    assert best.to_dict() == {8: "s8", 32: "s4"}
+
+
+def test_best_leaves_the_oracle_out_and_judges_the_gain() -> None:
+    table = with_speedup(trials(noise=0.01), DESIGN)
+    best = best_by_point(table, summarise(table, DESIGN), DESIGN, nan).set_index("c")
+    assert best["static"].to_dict() == {8: "s8", 32: "s4"}
+    assert best["adaptive"].to_dict() == {8: "head", 32: "head"}
+    assert best["verdict"].to_dict() == {8: "better", 32: "cannot tell"}  # +15 %; +0.4 %
+    unsure = best_by_point(table, summarise(table, DESIGN), DESIGN, 0.2).set_index("c")
+    assert unsure["verdict"].to_dict() == {8: "cannot tell", 32: "cannot tell"}
+
+
+@pytest.mark.parametrize(
+    ("gain", "width", "error", "says"),
+    [
+        (0.10, 0.02, nan, "better"),
+        (-0.10, 0.02, nan, "worse"),
+        (0.10, 0.12, nan, "cannot tell"),
+        (0.10, 0.02, 0.11, "cannot tell"),
+        (0.005, 0.001, nan, "cannot tell"),
+        (0.10, nan, nan, "cannot tell"),
+        (nan, 0.01, nan, "cannot tell"),
+    ],
+)
+def test_verdict(gain: float, width: float, error: float, says: str) -> None:
+    assert verdict(gain, width, error) == says
+
+
+@pytest.mark.parametrize(
+    ("curve", "at"),
+    [
+        ({4: 1.5, 16: 0.5}, 8.0),  # halfway in log2
+        ({4: 2.0, 8: 1.0, 16: 0.8}, 8.0),
+        ({4: 2.0, 16: 1.2}, None),
+        ({4: 0.9, 16: 0.8}, None),
+        ({1: 1.2, 2: 0.9, 4: 1.1, 8: 0.5}, 2 ** (2 + 0.1 / 0.6)),  # the last fall counts
+    ],
+)
+def test_crossing(curve: dict[float, float], at: float | None) -> None:
+    assert crossing(pd.Series(curve)) == (None if at is None else pytest.approx(at))
+
+
+def test_crossovers_in_words() -> None:
+    table = with_speedup(trials(), DESIGN)
+    says = crossovers(table, DESIGN).set_index("policy")["says"]
+    assert "off" not in says
+    assert says["s8"].startswith("29.5 ± ")
+    assert says["head"] == "above 32 (still 1.21x there)"
+    low = table.assign(speedup=0.5)
+    assert crossovers(low, DESIGN).set_index("policy")["says"]["s8"] == "below 8 (only 0.50x there)"
+
+
+def test_compare_counts_predicted_cells_only() -> None:
+    summary = summarise(with_speedup(trials(), DESIGN), DESIGN)
+    cells = pd.DataFrame(
+        [
+            ("s8", 8, 2.6, "input"),
+            ("s8", 32, 1.0, "predicted"),
+            ("head", 8, 2.5, "predicted"),
+            ("gone", 8, 1.0, "predicted"),
+        ],
+        columns=["policy", "at", "value", "role"],
+    )
+    table, errors = compare(summary, cells, "c", "speedup")
+    assert table["error"].tolist()[:3] == pytest.approx([0, -0.1, 0.2])
+    assert errors == pytest.approx({"cells": 2, "missing": 1, "mean_abs": 0.15, "bias": 0.05, "worst": 0.2})
