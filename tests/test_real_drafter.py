@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from adasim.errors import InputError  # noqa: E402
 from adasim.real.checkpoint import Checkpoint, load_checkpoint, save_checkpoint  # noqa: E402
 from adasim.real.draft import Drafter  # noqa: E402
 from adasim.real.drafter import DrafterShape, block_hidden  # noqa: E402
@@ -21,7 +22,6 @@ from adasim.real.target import Target  # noqa: E402
 from adasim.real.textgen import Text, read_shard, write_shard  # noqa: E402
 from adasim.real.train_drafter import DrafterTrainer, DrafterTraining, HeadLoss, LessonBook  # noqa: E402
 from adasim.real.weights import random_target  # noqa: E402
-from adasim.types import InputError  # noqa: E402
 
 VOCAB, BLOCK = 48, 6
 ARCH = Arch(layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab=VOCAB, max_context=256)

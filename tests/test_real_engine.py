@@ -22,8 +22,8 @@ from adasim.real.engine import Engine  # noqa: E402
 from adasim.real.kv import Span  # noqa: E402
 from adasim.real.layers import Arch  # noqa: E402
 from adasim.real.length_head import make_head  # noqa: E402
+from adasim.real.sampling import Forced, Sampling  # noqa: E402
 from adasim.real.target import Target  # noqa: E402
-from adasim.real.verify import Forced, Sampling  # noqa: E402
 from adasim.real.weights import random_target  # noqa: E402
 from adasim.simulator.admission import Admission  # noqa: E402
 from adasim.simulator.kv import KvMemory  # noqa: E402

@@ -10,18 +10,17 @@ from scipy.stats import chisquare
 
 torch = pytest.importorskip("torch")
 
-from test_real_engine import ARCH, BLOCK, DRAFT, POLICIES, serve  # noqa: E402
-
 import adasim.real.engine as engine_module  # noqa: E402
 from adasim.policies.base import Policy  # noqa: E402
 from adasim.real.draft import Drafter  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
 from adasim.real.kv import Span  # noqa: E402
-from adasim.real.proposal import Proposal  # noqa: E402
+from adasim.real.proposal import Proposal, propose  # noqa: E402
+from adasim.real.sampling import Sampling  # noqa: E402
 from adasim.real.target import Target  # noqa: E402
-from adasim.real.verify import Sampling  # noqa: E402
 from adasim.real.weights import random_target  # noqa: E402
 from adasim.types import BatchView, DraftView, IntArray  # noqa: E402
+from tests.test_real_engine import ARCH, BLOCK, DRAFT, POLICIES, serve  # noqa: E402
 
 V, REQUESTS, PROMPT, WANT = 5, 4000, [1, 3, 2], 3
 
@@ -84,10 +83,8 @@ leaked: list[list[int]] = []
 def test_a_policy_that_reads_the_drawn_tokens_is_caught(
     target: Target, drafter: Drafter, expected: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = engine_module.propose
-
     def leaking(*args: object, **kwargs: object) -> Proposal:
-        proposal = honest(*args, **kwargs)  # type: ignore[arg-type]
+        proposal = propose(*args, **kwargs)  # type: ignore[arg-type]
         leaked[:] = proposal.tokens
         return proposal
 

@@ -8,7 +8,8 @@ from scipy.stats import chisquare
 
 torch = pytest.importorskip("torch")
 
-from adasim.real.verify import Sampling, accept_greedy, accept_sampled  # noqa: E402
+from adasim.real.sampling import Sampling  # noqa: E402
+from adasim.real.verify import accept_greedy, accept_sampled  # noqa: E402
 
 V, LONGEST, DRAWS = 5, 3, 6000
 RNG = np.random.default_rng(7)

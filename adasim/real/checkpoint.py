@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from adasim.errors import InputError
 from adasim.real.drafter import DrafterShape, Weights
 from adasim.real.layers import Arch
 from adasim.real.weights import load_weights
-from adasim.types import InputError
 
 HEAD_PREFIX = "length_head."
 

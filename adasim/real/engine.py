@@ -17,8 +17,9 @@ from adasim.real.draft import Drafter
 from adasim.real.kv import Span
 from adasim.real.length_head import PaperHead, ReleasedHead
 from adasim.real.proposal import Proposal, propose
+from adasim.real.sampling import Forced, Sampling
 from adasim.real.target import Target
-from adasim.real.verify import Forced, Sampling, Verdict, accept_greedy, accept_sampled
+from adasim.real.verify import Verdict, accept_greedy, accept_sampled
 from adasim.records import StepRecord
 from adasim.simulator.admission import Admission
 from adasim.simulator.recorder import Recorder

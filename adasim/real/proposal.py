@@ -9,7 +9,7 @@ from torch import Tensor
 from adasim.real.draft import Drafter
 from adasim.real.kv import KVCache, Span
 from adasim.real.length_head import PaperHead, ReleasedHead
-from adasim.real.verify import Sampling
+from adasim.real.sampling import Sampling
 from adasim.types import FloatArray
 
 

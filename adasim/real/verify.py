@@ -4,45 +4,10 @@ Rows are packed: request after request, ``verify_len`` rows each; row j of a req
 distribution for the token after its j-th verified token (the anchor is token 0).
 """
 
-import random
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-
-from adasim.types import Component
-
-
-class Sampling(Component):
-    """How tokens are drawn. Temperature 0 is greedy. Target and drafter are shaped alike."""
-
-    temperature: float = 0.0
-    top_p: float = 1.0
-
-    @property
-    def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0
-
-    def probabilities(self, logits: Tensor) -> Tensor:
-        """Shaped distributions in fp32 from logits, over the last axis; temperature must not be 0."""
-        probs = torch.softmax(logits.float() / self.temperature, -1)
-        if self.top_p >= 1:
-            return probs
-        ordered, ids = probs.sort(-1, descending=True)
-        ordered = ordered.masked_fill(ordered.cumsum(-1) - ordered >= self.top_p, 0.0)  # the best always stays
-        kept = torch.zeros_like(probs).scatter_(-1, ids, ordered)
-        return kept / kept.sum(-1, keepdim=True)
-
-
-class Forced(Component):
-    """Acceptance by decree, to measure costs: each block's L is drawn from ``lengths``. The text means nothing."""
-
-    lengths: list[int]
-
-    def run(self, verified: int, rng: random.Random) -> int:
-        """Drafts accepted of ``verified``."""
-        return min(rng.choice(self.lengths), verified)
 
 
 class Verdict(NamedTuple):

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from adasim.errors import InputError
 from adasim.real.layers import Arch
 from adasim.real.target import Target
-from adasim.types import InputError
 
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
