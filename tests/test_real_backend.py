@@ -27,9 +27,7 @@ from adasim.workload import Closed, FixedLength, Poisson  # noqa: E402
 def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("drafter")
     arch = RANDOM["random-tiny"]
-    shape = DrafterShape(
-        arch.__class__(**{**_fields(arch), "layers": 1, "qk_norm": True}), (0, 2), arch.layers, 8, 0
-    )
+    shape = DrafterShape(replace(arch, layers=1, qk_norm=True), (0, 2), arch.layers, 8, 0)
     head = dict(make_head("paper", arch.hidden).state_dict())
     save_checkpoint(folder, Checkpoint(shape, shape.fresh(0), torch.arange(0, arch.vocab, 2), head))
     return folder

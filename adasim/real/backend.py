@@ -204,7 +204,8 @@ class TorchBackend(Component):
         if (found.shape.arch.hidden, found.shape.target_layers) != (target.arch.hidden, target.arch.layers):
             raise InputError(
                 f"backend.drafter: made for a target of {found.shape.target_layers} layers of width "
-                f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers of width {target.arch.hidden}"
+                f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers "
+                f"of width {target.arch.hidden}"
             )
         return Drafter(found.shape, found.weights, target, found.vocab), load_head(
             found.head
