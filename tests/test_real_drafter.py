@@ -18,8 +18,8 @@ from adasim.real.kv import Span  # noqa: E402
 from adasim.real.layers import Arch  # noqa: E402
 from adasim.real.length_head import fit_head, head_loss, label, load_head, make_head  # noqa: E402
 from adasim.real.optim import orthogonalise  # noqa: E402
+from adasim.real.shards import Text, read_shard, write_shard  # noqa: E402
 from adasim.real.target import Target  # noqa: E402
-from adasim.real.textgen import Text, read_shard, write_shard  # noqa: E402
 from adasim.real.train_drafter import DrafterTrainer, DrafterTraining, HeadLoss, LessonBook  # noqa: E402
 from adasim.real.weights import random_target  # noqa: E402
 

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adasim.real.kv import Span
+from adasim.real.shards import Text, read_shard
 from adasim.real.target import Target
-from adasim.real.textgen import Text, read_shard
 
 TOP = 8  # target tokens kept a position
 
@@ -43,26 +43,38 @@ def score(target: Target, taps: Sequence[int], texts: Sequence[Text]) -> Iterato
         assert tapped is not None
         first = text.prompt_len - 1
         logits = target.logits(hidden[first:])
-        best, ids = logits.topk(TOP)
-        probs = torch.exp(best.float() - logits.float().logsumexp(-1, keepdim=True))
         top_ids, top_probs = np.zeros((len(tokens), TOP), np.uint16), np.zeros((len(tokens), TOP), np.float16)
-        top_ids[first:], top_probs[first:] = ids.cpu().numpy(), probs.cpu().numpy()
-        yield Lesson(text, tapped.to(torch.bfloat16).cpu().view(torch.uint16).numpy(), top_ids, top_probs)
+        top_ids[first:], top_probs[first:] = top_tokens(logits)
+        yield Lesson(text, bits(tapped), top_ids, top_probs)
+
+
+def top_tokens(logits: Tensor) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
+    """The likeliest tokens and their probabilities, each [rows, TOP]."""
+    best, ids = logits.topk(TOP)
+    probs = torch.exp(best.float() - logits.float().logsumexp(-1, keepdim=True))
+    return ids.cpu().numpy().astype(np.uint16), probs.cpu().numpy().astype(np.float16)
+
+
+def bits(hidden: Tensor) -> NDArray[np.uint16]:
+    """Hidden states as bfloat16 bits."""
+    return hidden.to(torch.bfloat16).cpu().view(torch.uint16).numpy()
 
 
 def write_features(target: Target, taps: Sequence[int], shard: Path, out: Path) -> None:
-    """Score one token shard into ``out/<name>.{hidden,ids,probs}.npy``; skips a shard already scored."""
+    """Score one token shard into ``out``; skips a shard already scored."""
+    if not _files(shard, out)[-1].exists():
+        save_features(list(score(target, taps, read_shard(shard))), shard, out)
+
+
+def save_features(lessons: Sequence[Lesson], shard: Path, out: Path) -> None:
+    """Write ``out/<name>.{hidden,ids,probs}.npy`` for the lessons of one token shard, in its order."""
     out.mkdir(parents=True, exist_ok=True)
-    files = _files(shard, out)
-    if files[-1].exists():
-        return
-    lessons = list(score(target, taps, read_shard(shard)))
     parts: tuple[list[NDArray[Any]], ...] = (
         [x.hidden for x in lessons],
         [x.top_ids for x in lessons],
         [x.top_probs for x in lessons],
     )
-    for file, arrays in zip(files, parts, strict=True):
+    for file, arrays in zip(_files(shard, out), parts, strict=True):
         scratch = file.with_suffix(".tmp")
         with scratch.open("wb") as stream:
             np.save(stream, np.concatenate(arrays))

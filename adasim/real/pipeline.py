@@ -14,11 +14,12 @@ from torch import Tensor
 from adasim.errors import InputError
 from adasim.real.checkpoint import Checkpoint, save_checkpoint
 from adasim.real.drafter import DrafterShape
-from adasim.real.features import Lesson, read_features, write_features
+from adasim.real.features import Lesson, read_features, save_features, write_features
 from adasim.real.length_head import Form, fit_head, make_head
 from adasim.real.prompts import DOMAINS, Prompt
+from adasim.real.shards import read_shard, write_shard
 from adasim.real.target import Target
-from adasim.real.textgen import TextGenerator, generate, read_shard, write_shard
+from adasim.real.textgen import TextGenerator, generate
 from adasim.real.texts import read_prompts
 from adasim.real.train_drafter import DrafterTrainer, DrafterTraining, LessonBook
 from adasim.real.train_head import drafted_blocks
@@ -37,30 +38,27 @@ def draft_shape(target: Target, layers: int = 3, block: int = 16, mask_token: in
     )
 
 
-def make_text(work: Path, data: Path, count: int, name: str = SMOLLM2, batch: int = 64) -> Iterator[str]:
-    """Held-out text once, then training text and its features, shard by shard, under ``work``; resumes.
+def make_text(work: Path, data: Path, indices: range, name: str = SMOLLM2, rows: int = 64) -> Iterator[str]:
+    """Held-out text once, then training text with its features, shard by shard, under ``work``; resumes.
 
     Args: data: folder of ``<domain>*.jsonl``; rows 0-149 are varied for training, 150-199 held out.
+    indices: training prompts to answer; processes side by side take ranges of their own.
     """
     target, tokenizer = load_target(name), load_tokenizer(name)
     taps, held_out = draft_shape(target).taps, work / "heldout" / "shard-00000.npz"
     if not held_out.exists():
         held_out.parent.mkdir(parents=True, exist_ok=True)
-        rows = read_prompts(str(data), TEST_ROWS)
-        prompts = [Prompt(d, "rows", text) for d in DOMAINS for text in rows[d]]
-        answers = TextGenerator(target, tokenizer, 32, 256, max_prompt=512).answers(iter(enumerate(prompts)))
-        write_shard(held_out, sorted(answers, key=lambda t: t.index))
+        texts = read_prompts(str(data), TEST_ROWS)
+        prompts = [Prompt(d, "rows", text) for d in DOMAINS for text in texts[d]]
+        answers = TextGenerator(target, tokenizer, taps, rows, max_prompt=512).answers(iter(enumerate(prompts)))
+        lessons = sorted(answers, key=lambda x: x.text.index)
+        save_features(lessons, held_out, held_out.parent)
+        write_shard(held_out, [x.text for x in lessons])
         yield "held-out text done"
-    write_features(target, taps, held_out, held_out.parent)
-
-    def catch_up() -> None:
-        for shard in sorted((work / "text").glob("shard-*[0-9].npz")):
-            write_features(target, taps, shard, work / "features")
-
-    catch_up()
-    for line in generate(target, tokenizer, read_prompts(str(data), TRAIN_ROWS), work / "text", count, batch):
-        catch_up()
-        yield line
+    for shard in sorted((work / "text").glob("shard-*[0-9].npz")):
+        write_features(target, taps, shard, work / "features")
+    generator = TextGenerator(target, tokenizer, taps, rows)
+    yield from generate(generator, read_prompts(str(data), TRAIN_ROWS), work, indices)
 
 
 def draft_vocab(work: Path, size: int, keep: int = DRAFT_VOCAB) -> Tensor:

@@ -1,10 +1,8 @@
-"""Target-generated text for drafter training: greedy answers to many prompts, stored as token shards.
+"""Target-generated text for drafter training: greedy answers to many prompts, and the target's view of them.
 
-A shard holds sequences one after the other: ``tokens`` uint16, and for each sequence its end, prompt length,
-domain, source and prompt index. Generation resumes at the prompts no shard holds.
+Hidden states and top tokens are kept as they pass by. Generation resumes at the prompts no shard holds.
 """
 
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,22 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from adasim.real.features import TOP, Lesson, bits, save_features, top_tokens
 from adasim.real.kv import Span
 from adasim.real.prompts import DOMAINS, SOURCES, Prompt, prompt
+from adasim.real.shards import Text, read_shard, write_shard
 from adasim.real.target import Target
 
 PROPOSAL_TOKENS = 160
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """One finished sequence: prompt (template included) and the target's greedy answer, its EOS included."""
-
-    tokens: NDArray[np.uint16]
-    prompt_len: int
-    domain: int
-    source: int
-    index: int
 
 
 @dataclass(slots=True)
@@ -40,22 +29,44 @@ class _Row:
     prompt: Prompt
     tokens: list[int]
     prompt_len: int  # 0 while the target still makes up the prompt
-    limit: int = 0
-    fresh: list[int] = field(default_factory=list)  # tokens to run next
+    limit: int
+    hidden: list[NDArray[np.uint16]] = field(default_factory=list)  # of tokens run so far
+    tops: list[tuple[NDArray[np.uint16], NDArray[np.float16]]] = field(default_factory=list)  # of the last ones
+
+    def lesson(self) -> Lesson:
+        """What was seen; the last token was never run, so its entries are zero."""
+        length, width = len(self.tokens), self.hidden[0].shape[-1]
+        hidden = np.zeros((length, width), np.uint16)
+        hidden[:-1] = np.concatenate(self.hidden)
+        ids, probs = np.zeros((length, TOP), np.uint16), np.zeros((length, TOP), np.float16)
+        first = length - 1 - len(self.tops)
+        ids[first:-1] = [t[0] for t in self.tops]
+        probs[first:-1] = [t[1] for t in self.tops]
+        domain, source = DOMAINS.index(self.prompt.domain), SOURCES.index(self.prompt.source)
+        text = Text(np.array(self.tokens, np.uint16), self.prompt_len, domain, source, self.index)
+        return Lesson(text, hidden, ids, probs)
 
 
 class TextGenerator:
     """Answers prompts greedily in ``rows`` slots kept full."""
 
-    def __init__(self, target: Target, tokenizer: Any, rows: int, max_new: int, max_prompt: int = 320) -> None:
-        self.target, self.tokenizer, self.max_new, self.max_prompt = target, tokenizer, max_new, max_prompt
+    def __init__(
+        self,
+        target: Target,
+        tokenizer: Any,
+        taps: Sequence[int],
+        rows: int = 64,
+        max_new: int = 256,
+        max_prompt: int = 320,
+    ) -> None:
+        self.target, self.tokenizer, self.taps = target, tokenizer, tuple(taps)
+        self.max_new, self.max_prompt = max_new, max_prompt
         self.kv = target.cache(rows, max_prompt + max_new + PROPOSAL_TOKENS)
         self.rng = torch.Generator().manual_seed(0)
         self.eos = int(tokenizer.eos_token_id)
-        before, self.after = _chat_frame(tokenizer)
-        self.before = before
+        self.before, self.after = _chat_frame(tokenizer)
 
-    def answers(self, prompts: Iterator[tuple[int, Prompt]]) -> Iterator[Text]:
+    def answers(self, prompts: Iterator[tuple[int, Prompt]]) -> Iterator[Lesson]:
         """Yield sequences as they finish, in no fixed order; ends when the prompts do."""
         running: list[_Row] = []
         waiting: deque[_Row] = deque()
@@ -76,7 +87,7 @@ class TextGenerator:
                     slot += 1
                     continue
                 if row.prompt_len:
-                    yield _text(row)
+                    yield row.lesson()
                 elif answer := self._proposed(row):
                     waiting.append(answer)
                 last = running.pop()
@@ -111,13 +122,18 @@ class TextGenerator:
 
     def _prefill(self, row: _Row, slot: int) -> None:
         ids = torch.tensor(row.tokens[:-1])
-        self.target.forward(ids, [Span(slot, 0, len(ids))], self.kv)
+        _, tapped = self.target.forward(ids, [Span(slot, 0, len(ids))], self.kv, self.taps)
+        row.hidden.append(bits(_made(tapped)))
 
     def _step(self, running: list[_Row]) -> None:
         tokens = torch.tensor([row.tokens[-1] for row in running])
         spans = [Span(slot, len(row.tokens) - 1, 1) for slot, row in enumerate(running)]
-        hidden, _ = self.target.forward(tokens, spans, self.kv)
+        hidden, tapped = self.target.forward(tokens, spans, self.kv, self.taps)
         logits = self.target.logits(hidden)
+        states, (ids, top_probs) = bits(_made(tapped)), top_tokens(logits)
+        for i, row in enumerate(running):
+            row.hidden.append(states[i : i + 1].copy())
+            row.tops.append((ids[i], top_probs[i]))
         chosen = logits.argmax(-1)
         proposing = [i for i, row in enumerate(running) if not row.prompt_len]
         if proposing:
@@ -137,80 +153,39 @@ def _chat_frame(tokenizer: Any) -> tuple[list[int], list[int]]:
     return (tokenizer.encode(before, add_special_tokens=False), tokenizer.encode(after, add_special_tokens=False))
 
 
-def _text(row: _Row) -> Text:
-    return Text(
-        np.array(row.tokens, np.uint16),
-        row.prompt_len,
-        DOMAINS.index(row.prompt.domain),
-        SOURCES.index(row.prompt.source),
-        row.index,
-    )
-
-
-def write_shard(path: Path, texts: Sequence[Text]) -> None:
-    """Write sequences as one compressed shard, atomically."""
-    scratch = path.with_suffix(".tmp.npz")
-    np.savez_compressed(
-        scratch,
-        tokens=np.concatenate([t.tokens for t in texts]),
-        ends=np.cumsum([len(t.tokens) for t in texts]).astype(np.uint32),
-        prompt_lens=np.array([t.prompt_len for t in texts], np.uint16),
-        domains=np.array([t.domain for t in texts], np.uint8),
-        sources=np.array([t.source for t in texts], np.uint8),
-        indices=np.array([t.index for t in texts], np.uint32),
-    )
-    scratch.rename(path)
-
-
-def read_shard(path: Path) -> list[Text]:
-    """Sequences of one shard."""
-    with np.load(path) as data:
-        starts = np.concatenate([[0], data["ends"][:-1]])
-        tokens = data["tokens"]
-        columns = zip(
-            starts,
-            data["ends"],
-            data["prompt_lens"],
-            data["domains"],
-            data["sources"],
-            data["indices"],
-            strict=True,
-        )
-        return [Text(tokens[a:b], int(p), int(d), int(s), int(i)) for a, b, p, d, s, i in columns]
-
-
-def read_rows(folder: Path, first: int, last: int) -> dict[str, list[str]]:
-    """Prompts of rows first..last-1 of ``{domain}_200.jsonl`` in a folder."""
-    rows: dict[str, list[str]] = {}
-    for domain in DOMAINS:
-        lines = (folder / f"{domain}_200.jsonl").read_text().splitlines()
-        rows[domain] = [json.loads(line)["prompt"] for line in lines[first:last]]
-    return rows
+def _made(tapped: torch.Tensor | None) -> torch.Tensor:
+    assert tapped is not None, "taps were asked for"
+    return tapped
 
 
 def generate(
-    target: Target, tokenizer: Any, rows: Mapping[str, Sequence[str]], out: Path, count: int,
-    batch: int = 64, max_new: int = 256, shard_size: int = 256,
-) -> Iterator[str]:  # fmt: skip
-    """Answer prompts 0..count-1 into shards under ``out``; yields a progress line a shard. Resumes."""
+    generator: TextGenerator,
+    rows: Mapping[str, Sequence[str]],
+    work: Path,
+    indices: range,
+    shard_size: int = 256,
+) -> Iterator[str]:
+    """Answer the prompts of ``indices`` into ``work/{text,features}``; a progress line a shard. Resumes."""
+    out = work / "text"
     out.mkdir(parents=True, exist_ok=True)
-    done = {t.index for path in out.glob("shard-*.npz") for t in read_shard(path)}
-    todo = ((i, prompt(i, rows)) for i in range(count) if i not in done)
-    shard = len(list(out.glob("shard-*.npz")))
+    done = {t.index for path in out.glob("shard-*[0-9].npz") for t in read_shard(path)}
+    todo = ((i, prompt(i, rows)) for i in indices if i not in done)
     start, new_tokens = monotonic(), 0
-    texts: list[Text] = []
-    generator = TextGenerator(target, tokenizer, batch, max_new)
+    lessons: list[Lesson] = []
 
     def flush() -> str:
-        write_shard(out / f"shard-{shard:05d}.npz", texts)
+        number = len(list(out.glob(f"shard-{indices.start}-*[0-9].npz")))
+        shard = out / f"shard-{indices.start}-{number:05d}.npz"
+        save_features(lessons, shard, work / "features")
+        write_shard(shard, [x.text for x in lessons])
         rate = new_tokens / (monotonic() - start)
-        return f"shard {shard}: {len(texts)} texts, {new_tokens} new tokens in this run, {rate:.0f} tokens/s"
+        return f"{shard.name}: {len(lessons)} texts, {new_tokens} new tokens in this run, {rate:.0f} tokens/s"
 
-    for text in generator.answers(todo):
-        texts.append(text)
-        new_tokens += len(text.tokens) - text.prompt_len
-        if len(texts) == shard_size:
+    for lesson in generator.answers(todo):
+        lessons.append(lesson)
+        new_tokens += len(lesson.text.tokens) - lesson.text.prompt_len
+        if len(lessons) == shard_size:
             yield flush()
-            shard, texts = shard + 1, []
-    if texts:
+            lessons = []
+    if lessons:
         yield flush()
