@@ -1,6 +1,7 @@
 """The torch engine on a tiny random target: lossless for every policy, whatever memory and batch do."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,9 +17,11 @@ from adasim.policies.head import Head  # noqa: E402
 from adasim.policies.off import Off  # noqa: E402
 from adasim.policies.scheduler import EmaAdmission, Fcfs, Scheduler  # noqa: E402
 from adasim.policies.threshold import Threshold  # noqa: E402
+from adasim.real.collect import Collector  # noqa: E402
 from adasim.real.draft import Drafter  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
 from adasim.real.engine import Engine  # noqa: E402
+from adasim.real.features import score  # noqa: E402
 from adasim.real.kv import Span  # noqa: E402
 from adasim.real.layers import Arch  # noqa: E402
 from adasim.real.length_head import make_head  # noqa: E402
@@ -72,6 +75,7 @@ def serve(
     target: Target, drafter: Drafter | None, policy: Policy, texts: list[list[int]], *, want: int = 24,
     running: int = 4, memory: KvMemory | None = None, eos: frozenset[int] = frozenset(),
     sampling: Sampling | None = None, scheduler: Scheduler | None = None, forced: Forced | None = None,
+    collector: Collector | None = None, reloads: Sequence[Drafter] = (),
 ) -> Run:  # fmt: skip
     caps = EngineCaps(BLOCK - 1, running, provides=frozenset({"survival", "accept_len"}))
     requests = [Request(i, 0, len(p), want) for i, p in enumerate(texts)]
@@ -82,12 +86,15 @@ def serve(
     engine = Engine(
         target, drafter, make_head("released", DRAFT.hidden), PolicyDriver(policy, caps), admission,
         Recorder(["default"], BLOCK), texts, eos=eos, max_len=128, sampling=sampling or Sampling(), forced=forced,
+        collector=collector,
     )  # fmt: skip
     for i in range(len(texts)):
         admission.submit(i, 0.0)
-    finished = 0
+    finished, waiting = 0, list(reloads)
     while finished < len(texts):
         finished += len(engine.step())
+        if waiting:
+            engine.reload(waiting.pop(0), engine.head, engine.version + 1)
     return Run(engine, [engine.tokens[i][len(p) :] for i, p in enumerate(texts)])
 
 
@@ -189,3 +196,34 @@ def test_forced_acceptance_accepts_exactly_that_many(target: Target, drafter: Dr
     rounds = steps[steps["decoding"] > 0]
     assert (rounds["accepted"] == 2 * rounds["decoding"]).all()
     assert (rounds["emitted"] == 3 * rounds["decoding"]).all()
+
+
+def test_reloading_the_drafter_changes_no_output(target: Target, drafter: Drafter) -> None:
+    texts = prompts(5)
+    others = [Drafter(drafter.shape, drafter.shape.fresh(seed), target, drafter.vocab) for seed in range(1, 9)]
+    run = serve(target, drafter, Fixed(verify_len=5), texts, reloads=others)
+    assert run.texts == [plain(target, p, 24) for p in texts]
+    assert run.engine.version == len(others)
+
+
+@pytest.mark.parametrize("memory", [None, KvMemory(blocks=24, block_tokens=4)], ids=["roomy", "evicting"])
+def test_collected_samples_are_what_the_target_sees(
+    target: Target, drafter: Drafter, memory: KvMemory | None
+) -> None:
+    """Samples gathered during serving equal a fresh look of the target at the finished text."""
+    texts = prompts(6)
+    collector = Collector()
+    run = serve(target, drafter, Ragged(), texts, collector=collector, memory=memory)
+    assert len(collector.samples) == len(texts)
+    for sample in collector.samples:
+        text = sample.lesson.text
+        assert text.tokens.tolist() == run.engine.tokens[text.index]
+        assert text.prompt_len == len(texts[text.index])
+        (fresh,) = score(target, drafter.shape.taps, [text])
+        labelled = slice(text.prompt_len - 1, len(text.tokens) - 1)
+        assert (sample.lesson.top_ids[labelled, 0] == text.tokens[text.prompt_len :]).all()
+        np.testing.assert_allclose(sample.lesson.top_probs[labelled], fresh.top_probs[labelled], atol=2e-3)
+        seen = sample.lesson.hidden_tensor()[:-1].float()
+        torch.testing.assert_close(seen, fresh.hidden_tensor()[:-1].float(), rtol=2e-2, atol=2e-2)
+        prefills = 1 + run.engine.admission.lives[text.index].evictions  # each gives a token, too
+        assert sum(r.accepted + 1 for r in sample.rounds) >= len(text.tokens) - text.prompt_len - prefills

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from adasim.policies.driver import PolicyDriver
+from adasim.real.collect import Collector, Round
 from adasim.real.draft import Drafter
 from adasim.real.kv import Span
 from adasim.real.length_head import PaperHead, ReleasedHead
@@ -39,6 +40,8 @@ class Engine:
         max_len: tokens a KV slot holds, a full block of drafts beyond the longest request included.
         max_prefill_tokens: prompt tokens of one prefill step (one prompt always fits).
         forced: accept by decree instead of by comparison.
+        collector: takes what the trainer needs of every finished request.
+        version: of the drafter.
         clock: seconds.
     """
 
@@ -58,9 +61,12 @@ class Engine:
         seed: int = 0,
         max_prefill_tokens: int = 4096,
         forced: Forced | None = None,
+        collector: Collector | None = None,
+        version: int = 0,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.target, self.drafter, self.head, self.driver = target, drafter, head, driver
+        self.collector, self.version = collector, version
         self.admission, self.batch, self.recorder, self.clock = admission, admission.batch, recorder, clock
         self.tokens = [list(p) for p in prompts]  # of every request, output included
         self.eos, self.sampling, self.forced, self.max_prefill_tokens = eos, sampling, forced, max_prefill_tokens
@@ -80,7 +86,22 @@ class Engine:
             self._prefill()
         elif len(self.batch):
             self._round()
-        return self.admission.finish(self.clock())
+        finished = self.admission.finish(self.clock())
+        if self.collector is not None:
+            for index in finished:
+                domain = self.admission.lives[index].request.domain
+                self.collector.finish(index, self.tokens[index], domain, self.version)
+        return finished
+
+    def reload(self, drafter: Drafter, head: PaperHead | ReleasedHead | None, version: int) -> float:
+        """Use another drafter of the same shape from the next round on. Returns the pause, seconds.
+
+        Running requests go on; the context their draft layers keep was made by the old version, so they draft a
+        little worse until they end, never wrongly.
+        """
+        start = self.clock()
+        self.drafter, self.head, self.version = drafter, head, version
+        return self.clock() - start
 
     def _prefill(self) -> None:
         """Whole prompts, the longest-waiting first, give their first token each."""
@@ -91,9 +112,16 @@ class Engine:
         rows = np.flatnonzero(taken)
         ids = batch.request[rows].tolist()
         spans = [Span(self.slots[i], 0, len(self.tokens[i])) for i in ids]
-        hidden = self._forward([t for i in ids for t in self.tokens[i]], spans, spans)
+        packed = self._tensor([t for i in ids for t in self.tokens[i]])
+        hidden, tapped = self.target.forward(packed, spans, self.kv, self.taps)
         ends = torch.tensor([s.length for s in spans]).cumsum(0) - 1
         logits = self.target.logits(hidden[ends.to(hidden.device)])
+        if tapped is not None:
+            self._absorb(tapped, spans)
+            if self.collector is not None:
+                for i, index in enumerate(ids):
+                    end = int(ends[i]) + 1
+                    self.collector.prefill(index, tapped[end - spans[i].length : end], logits[i])
         if self.sampling.greedy:
             chosen = logits.argmax(-1)
         else:
@@ -175,7 +203,14 @@ class Engine:
             verdicts = accept_sampled(p, proposal.q, drafts, self.generator, vocab)
         if tapped is not None:
             keep = [Span(s.slot, s.start, v.accepted + 1) for s, v in zip(spans, verdicts, strict=True)]
-            self._absorb(tapped, spans, keep)
+            starts = np.cumsum([0, *(s.length for s in spans[:-1])])
+            rows = [np.arange(a, a + k.length) for a, k in zip(starts, keep, strict=True)]
+            self._absorb(tapped[torch.from_numpy(np.concatenate(rows)).to(tapped.device)], keep)
+            if self.collector is not None:
+                for index, span, verdict, row in zip(ids, spans, verdicts, rows, strict=True):
+                    step = Round(span.start, span.length, verdict.accepted)
+                    part = slice(int(row[0]), int(row[-1]) + 1)
+                    self.collector.round(index, step, tapped[part], logits[part])
         return verdicts
 
     def _by_decree(self, logits: Tensor, drafts: list[list[int]]) -> list[Verdict]:
@@ -187,20 +222,11 @@ class Engine:
             at += len(tokens) + 1
         return verdicts
 
-    def _forward(self, tokens: list[int], spans: list[Span], keep: list[Span]) -> Tensor:
-        hidden, tapped = self.target.forward(self._tensor(tokens), spans, self.kv, self.taps)
-        if tapped is not None:
-            self._absorb(tapped, spans, keep)
-        return hidden
-
-    def _absorb(self, tapped: Tensor, spans: list[Span], keep: list[Span]) -> None:
-        """Give the drafter the hidden states of the first ``keep`` tokens of each span."""
+    def _absorb(self, tapped: Tensor, spans: list[Span]) -> None:
+        """Give the drafter the hidden states of committed tokens."""
         assert self.drafter is not None
         assert self.draft_kv is not None
-        lengths = [s.length for s in spans]
-        starts = np.cumsum([0, *lengths[:-1]])
-        rows = np.concatenate([np.arange(a, a + k.length) for a, k in zip(starts, keep, strict=True)])
-        self.drafter.absorb(tapped[torch.from_numpy(rows).to(tapped.device)], keep, self.draft_kv)
+        self.drafter.absorb(tapped, spans, self.draft_kv)
 
     def _append(self, row: int, index: int, new: list[int]) -> int:
         """Give tokens to a request, up to its first EOS. Returns how many."""
