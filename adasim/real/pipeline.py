@@ -13,7 +13,7 @@ from torch import Tensor
 
 from adasim.errors import InputError
 from adasim.real.checkpoint import Checkpoint, save_checkpoint
-from adasim.real.drafter import DrafterShape
+from adasim.real.drafter import DrafterShape, Weights
 from adasim.real.features import Lesson, read_features, save_features, write_features
 from adasim.real.length_head import Form, fit_head, make_head
 from adasim.real.prompts import DOMAINS, Prompt
@@ -99,9 +99,8 @@ def held_out_lessons(work: Path, each: int) -> list[Lesson]:
 def ship(trainer: DrafterTrainer, out: Path, form: Form = "released", texts: int = 1500) -> dict[str, Any]:
     """Fit the length head, write the checkpoint into ``out``, and return what a model card needs."""
     weights = {k: w.to(torch.bfloat16) for k, w in trainer.average.items()}
-    parts = (trainer.shape, weights, trainer.embedding, trainer.head, trainer.vocab)
-    train = _stack(parts, trainer.book.lessons[-texts:], 16)
-    test = _stack(parts, trainer.held_out, 64)
+    train = _stack(trainer, weights, trainer.book.lessons[-texts:], 16)
+    test = _stack(trainer, weights, trainer.held_out, 64)
     block = trainer.shape.block
     torch.manual_seed(0)
     head = make_head(form, trainer.shape.arch.hidden)
@@ -127,8 +126,12 @@ def ship(trainer: DrafterTrainer, out: Path, form: Form = "released", texts: int
     }
 
 
-def _stack(parts: tuple[Any, ...], lessons: Sequence[Lesson], anchors: int) -> tuple[Tensor, Tensor]:
-    blocks = list(drafted_blocks(*parts, lessons, anchors))
+def _stack(
+    trainer: DrafterTrainer, weights: Weights, lessons: Sequence[Lesson], anchors: int
+) -> tuple[Tensor, Tensor]:
+    """Draft rows [P, B - 1, D] and L [P] of blocks drafted along lessons."""
+    t = trainer
+    blocks = list(drafted_blocks(t.shape, weights, t.embedding, t.head, t.vocab, lessons, anchors))
     return torch.cat([b.hidden for b in blocks]), torch.cat([b.run for b in blocks])
 
 
