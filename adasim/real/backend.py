@@ -1,0 +1,238 @@
+"""The real backend: a scenario's requests answered by real models, on this machine. Importing it loads no torch."""
+
+import json
+import random
+import time
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from adasim.errors import InputError
+from adasim.policies.base import Policy
+from adasim.policies.driver import PolicyDriver
+from adasim.policies.scheduler import AnyScheduler, Fcfs
+from adasim.real.sampling import Forced, Sampling
+from adasim.real.texts import read_prompts
+from adasim.records import Records
+from adasim.simulator.admission import Admission
+from adasim.simulator.kv import KvMemory
+from adasim.simulator.recorder import Recorder
+from adasim.types import Component, EngineCaps, Request
+from adasim.workload import Workload
+
+
+class TorchBackend(Component):
+    """A real engine in this process.
+
+    A request takes a prompt of its domain (its ``prompt_len`` is ignored) and asks for ``output_len`` tokens;
+    the model may end earlier. Real time: the same arguments give the same text, not the same seconds.
+
+    Attributes:
+        target: ``smollm2-135m``, a Hugging Face folder, or ``random-*`` (see ``weights.RANDOM``).
+        drafter: folder of a DFlash checkpoint; null = plain decoding.
+        threads: CPU threads; one is best beside other busy processes.
+        max_running_requests: one limit for every policy.
+        prompts: folder of ``<domain>*.jsonl``; null = the packaged ones.
+        rows: lines of those files to use, first and last + 1.
+        ignore_eos: answer until ``output_len`` whatever the model says.
+        forced: accept by decree, for profiling; marked in every record.
+    """
+
+    kind: Literal["torch"] = "torch"
+    target: str = "smollm2-135m"
+    drafter: str | None = None
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = Field(default=1, ge=1)
+    max_running_requests: int = Field(default=32, ge=1)
+    lag_steps: int = Field(default=0, ge=0)
+    max_prefill_tokens: int = Field(default=2048, ge=1)
+    kv: KvMemory = KvMemory()
+    scheduler: AnyScheduler = Fcfs()
+    sampling: Sampling = Sampling()
+    prompts: str | None = None
+    rows: tuple[int, int] | None = None
+    ignore_eos: bool = False
+    forced: Forced | None = None
+
+    @property
+    def calibration(self) -> None:
+        """A real engine needs none."""
+        return None
+
+    def caps(self) -> EngineCaps:
+        """The engine's limits and what it provides."""
+        provides, longest = set[str](), 1
+        if self.drafter is not None:
+            config = self._draft_config()
+            longest = int(config["block_size"]) - 1
+            provides = {"survival"} | (
+                {"accept_len"} if config["architectures"] == ["AdaFlashDraftModel"] else set()
+            )
+        return EngineCaps(
+            max_draft_len=longest,
+            max_running_requests=self.max_running_requests,
+            lag_steps=self.lag_steps,
+            provides=frozenset(provides),
+        )
+
+    def check(self, workload: Workload, policy: Policy, seed: int) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            InputError: the policy needs what is missing, a domain has no prompts, or torch is not installed.
+        """
+        PolicyDriver(policy, self.caps())
+        found = read_prompts(self.prompts, self.rows)
+        missing = [d for d in workload.domain_names if d not in found]
+        if missing:
+            raise InputError(f"workload.domains: no prompts for {', '.join(missing)}; there are {', '.join(found)}")
+        try:
+            import torch  # noqa: F401
+        except ImportError:
+            raise InputError("backend: kind torch needs `pip install adasim[real]`") from None
+
+    def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
+        """Serve one run in real time."""
+        return self.serve(workload, policy, seed)[0]
+
+    def serve(self, workload: Workload, policy: Policy, seed: int) -> tuple[Records, list[list[int]]]:
+        """Serve one run; also returns the output tokens of every request."""
+        import torch
+
+        from adasim.real.engine import Engine
+        from adasim.real.weights import load_target
+
+        torch.set_num_threads(self.threads)
+        target = load_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
+        drafter, head = self._load_drafter(target)
+        encode, eos = self._tokenizer(target.arch.vocab)
+        requests, prompts = self._requests(workload, seed, encode)
+        self._check_lengths(requests, target.arch.max_context)
+        caps = self.caps()
+        admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
+        recorder = Recorder(workload.domain_names, caps.block)
+        start = time.perf_counter()
+        engine = Engine(
+            target,
+            drafter,
+            head,
+            PolicyDriver(policy, caps),
+            admission,
+            recorder,
+            prompts,
+            eos=frozenset() if self.ignore_eos else eos,
+            max_len=max(r.prompt_len + r.output_len for r in requests) + caps.block,
+            sampling=self.sampling,
+            seed=seed,
+            max_prefill_tokens=self.max_prefill_tokens,
+            forced=self.forced,
+            clock=lambda: time.perf_counter() - start,
+        )
+        _play(engine, workload, requests)
+        admission.save()
+        records = recorder.records(admission.lives)
+        if self.forced is not None:
+            records.notes.append(f"acceptance was forced to {self.forced.lengths}: the text means nothing")
+        return records, [engine.tokens[i][r.prompt_len :] for i, r in enumerate(requests)]
+
+    def _requests(self, workload: Workload, seed: int, encode: Any) -> tuple[list[Request], list[list[int]]]:
+        """Requests with real prompts, each domain's in an order of its own."""
+        texts = read_prompts(self.prompts, self.rows)
+        for domain, prompts in texts.items():
+            random.Random(f"{seed}/{domain}").shuffle(prompts)
+        taken: dict[str, int] = defaultdict(int)
+        requests, tokens = [], []
+        for r in workload.generate(seed):
+            domain = workload.domain_names[r.domain]
+            ids = encode(texts[domain][taken[domain] % len(texts[domain])])
+            taken[domain] += 1
+            requests.append(replace(r, prompt_len=len(ids), hash_ids=()))
+            tokens.append(ids)
+        return requests, tokens
+
+    def _check_lengths(self, requests: list[Request], limit: int) -> None:
+        block = self.caps().block
+        for r in requests:
+            if r.prompt_len + r.output_len > limit:
+                raise InputError(
+                    f"workload: request {r.id} has {r.prompt_len} prompt and {r.output_len} output tokens; "
+                    f"{self.target} takes {limit} in all"
+                )
+            tokens = r.prompt_len + r.output_len + block
+            if self.kv.blocks is not None and self.kv.blocks_for(tokens) > self.kv.blocks:
+                raise InputError(
+                    f"workload: request {r.id} needs {tokens} tokens of KV memory; "
+                    f"backend.kv holds {self.kv.blocks * self.kv.block_tokens}"
+                )
+
+    def _tokenizer(self, vocab: int) -> tuple[Any, frozenset[int]]:
+        """Prompt to tokens, and the tokens that end an answer; random targets read bytes."""
+        from adasim.real.weights import RANDOM, load_tokenizer
+
+        if self.target in RANDOM:
+            return lambda text: [b % vocab for b in text.encode()], frozenset()
+        tokenizer = load_tokenizer(self.target)
+
+        def encode(text: str) -> list[int]:
+            messages = [{"role": "user", "content": text}]
+            ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return ids
+
+        return encode, frozenset({int(tokenizer.eos_token_id)})
+
+    def _draft_config(self) -> dict[str, Any]:
+        assert self.drafter is not None
+        path = Path(self.drafter).expanduser() / "config.json"
+        if not path.is_file():
+            raise InputError(f"backend.drafter: {self.drafter} holds no config.json")
+        config: dict[str, Any] = json.loads(path.read_text())
+        return config
+
+    def _load_drafter(self, target: Any) -> tuple[Any, Any]:
+        if self.drafter is None:
+            return None, None
+        from adasim.real.checkpoint import load_checkpoint
+        from adasim.real.draft import Drafter
+        from adasim.real.length_head import load_head
+
+        found = load_checkpoint(Path(self.drafter).expanduser(), target.dtype)
+        if (found.shape.arch.hidden, found.shape.target_layers) != (target.arch.hidden, target.arch.layers):
+            raise InputError(
+                f"backend.drafter: made for a target of {found.shape.target_layers} layers of width "
+                f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers "
+                f"of width {target.arch.hidden}"
+            )
+        return Drafter(found.shape, found.weights, target, found.vocab), load_head(
+            found.head
+        ) if found.head else None
+
+
+def _play(engine: Any, workload: Workload, requests: list[Request]) -> None:
+    """Send requests as the workload says and run the engine until the last one it waits for has finished."""
+    admission, sent, finished = engine.admission, 0, 0
+    clients, drain = workload.clients, getattr(workload, "drain", True)
+
+    def send(count: int) -> None:
+        nonlocal sent
+        for _ in range(min(count, len(requests) - sent)):
+            now = engine.clock()
+            admission.submit(sent, now)
+            engine.recorder.last_arrival_s = now
+            sent += 1
+
+    send(clients or 0)
+    while finished < len(requests) and (drain or sent < len(requests)):
+        if clients is None:
+            send(sum(r.arrival_s <= engine.clock() for r in requests[sent:]))
+        if not len(admission.batch) and not admission.queue:
+            time.sleep(max(requests[sent].arrival_s - engine.clock(), 0.0))
+            continue
+        done = len(engine.step())
+        finished += done
+        if clients is not None:
+            send(done)

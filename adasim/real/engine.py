@@ -1,0 +1,311 @@
+"""The torch engine: continuous batching with one packed forward over the sum of verify lengths.
+
+Who waits, who runs and who holds KV blocks is decided by the same ``Admission`` and Scheduler as in the
+simulator; lengths by the same PolicyDriver. This file adds tensors, tokens and real time.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from adasim.policies.driver import PolicyDriver
+from adasim.real.collect import Collector, Round
+from adasim.real.draft import Drafter
+from adasim.real.kv import Span
+from adasim.real.length_head import PaperHead, ReleasedHead
+from adasim.real.proposal import Proposal, propose
+from adasim.real.sampling import Forced, Sampling
+from adasim.real.target import Target
+from adasim.real.verify import Verdict, accept_greedy, accept_sampled
+from adasim.records import StepRecord
+from adasim.simulator.admission import Admission
+from adasim.simulator.recorder import Recorder
+from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds
+
+
+class Engine:
+    """Serves requests.
+
+    Args:
+        target: the model that decides every token.
+        drafter: proposes; None = plain decoding only.
+        head: length head; None = the engine provides no ``accept_len``.
+        admission: queue, batch and memory; its requests' prompt lengths are those of ``prompts``.
+        prompts: prompt tokens by request index.
+        eos: tokens that end a request; empty = only its output length does.
+        max_len: tokens a KV slot holds, a full block of drafts beyond the longest request included.
+        max_prefill_tokens: prompt tokens of one prefill step (one prompt always fits).
+        forced: accept by decree instead of by comparison.
+        collector: takes what the trainer needs of every finished request.
+        version: of the drafter.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter | None,
+        head: PaperHead | ReleasedHead | None,
+        driver: PolicyDriver,
+        admission: Admission,
+        recorder: Recorder,
+        prompts: Sequence[list[int]],
+        *,
+        eos: frozenset[int],
+        max_len: int,
+        sampling: Sampling,
+        seed: int = 0,
+        max_prefill_tokens: int = 4096,
+        forced: Forced | None = None,
+        collector: Collector | None = None,
+        version: int = 0,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self.target, self.drafter, self.head, self.driver = target, drafter, head, driver
+        self.collector, self.version = collector, version
+        self.admission, self.batch, self.recorder, self.clock = admission, admission.batch, recorder, clock
+        self.tokens = [list(p) for p in prompts]  # of every request, output included
+        self.eos, self.sampling, self.forced, self.max_prefill_tokens = eos, sampling, forced, max_prefill_tokens
+        slots = min(driver.caps.max_running_requests, len(prompts))
+        self.kv = target.cache(slots, max_len)
+        self.draft_kv = drafter.cache(slots, max_len) if drafter else None
+        self.taps = drafter.shape.taps if drafter else ()
+        self.slots: dict[int, int] = {}  # of running requests, 0..n-1 without holes when a step begins
+        self.generator = torch.Generator(target.device).manual_seed(seed)
+        self.rng = random.Random(seed)
+
+    def step(self) -> list[int]:
+        """Admit, then run one prefill or one round. Returns the requests that finished."""
+        self.admission.admit(self.clock())
+        self._settle()
+        if self.batch.prefill_left.any():
+            self._prefill()
+        elif len(self.batch):
+            self._round()
+        finished = self.admission.finish(self.clock())
+        if self.collector is not None:
+            for index in finished:
+                domain = self.admission.lives[index].request.domain
+                self.collector.finish(index, self.tokens[index], domain, self.version)
+        return finished
+
+    def reload(self, drafter: Drafter, head: PaperHead | ReleasedHead | None, version: int) -> float:
+        """Use another drafter of the same shape from the next round on. Returns the pause, seconds.
+
+        Running requests go on; the context their draft layers keep was made by the old version, so they draft a
+        little worse until they end, never wrongly.
+        """
+        start = self.clock()
+        self.drafter, self.head, self.version = drafter, head, version
+        return self.clock() - start
+
+    def _prefill(self) -> None:
+        """Whole prompts, the longest-waiting first, give their first token each."""
+        start, batch = self.clock(), self.batch
+        left = batch.prefill_left
+        first = np.arange(len(left)) == np.argmax(left > 0)
+        taken = np.where((np.cumsum(left) <= self.max_prefill_tokens) | first, left, 0)
+        rows = np.flatnonzero(taken)
+        ids = batch.request[rows].tolist()
+        spans = [Span(self.slots[i], 0, len(self.tokens[i])) for i in ids]
+        packed = self._tensor([t for i in ids for t in self.tokens[i]])
+        hidden, tapped = self.target.forward(packed, spans, self.kv, self.taps)
+        ends = torch.tensor([s.length for s in spans]).cumsum(0) - 1
+        logits = self.target.logits(hidden[ends.to(hidden.device)])
+        if tapped is not None:
+            self._absorb(tapped, spans)
+            if self.collector is not None:
+                for i, index in enumerate(ids):
+                    end = int(ends[i]) + 1
+                    self.collector.prefill(index, tapped[end - spans[i].length : end], logits[i])
+        if self.sampling.greedy:
+            chosen = logits.argmax(-1)
+        else:
+            chosen = torch.multinomial(self.sampling.probabilities(logits), 1, generator=self.generator)[:, 0]
+        for row, index, token in zip(rows.tolist(), ids, chosen.tolist(), strict=True):
+            self._append(row, index, [token])
+        now = self.clock()
+        batch.prefill_left -= taken
+        for index in ids:
+            life = self.admission.lives[index]
+            life.first_token_s = now if np.isnan(life.first_token_s) else life.first_token_s
+        batch.done[rows] += 1
+        batch.emitted_s[rows] = now
+        self._record(start, now, StepSeconds(prefill=now - start), prefill=int(taken.sum()), first=len(rows))
+
+    def _round(self) -> None:
+        """Draft, choose lengths, verify, accept."""
+        start, batch = self.clock(), self.batch
+        rows = np.array(sorted(range(len(batch)), key=lambda r: self.slots[int(batch.request[r])]))
+        view = self._view(rows)
+        draft_lens = self._draft_lens(view)
+        kept = self.admission.reserve(rows, draft_lens)
+        if not kept.all():  # memory was short: some went back to the queue
+            ids, draft_lens = view.request_ids[kept], draft_lens[kept]
+            rows = np.array([int(np.flatnonzero(batch.request == i)[0]) for i in ids])
+            view = self._view(rows)
+        ids = view.request_ids.tolist()
+        drafting = self.clock()
+        proposal = self._propose(ids, draft_lens)
+        drafted = self.clock()
+        verify_lens = self.driver.verify_lens(view, self._draft_view(proposal, draft_lens))
+        deciding = self.clock()
+        verdicts = self._verify(ids, proposal, verify_lens)
+        verified = self.clock()
+
+        emitted = np.zeros(len(ids), dtype=np.int64)
+        for i, (row, index, verdict) in enumerate(zip(rows.tolist(), ids, verdicts, strict=True)):
+            new = [*proposal.tokens[i][: verdict.accepted], verdict.token]
+            emitted[i] = self._append(row, index, new[: int(batch.want[row] - batch.done[row])])
+        accepted = np.array([v.accepted for v in verdicts], dtype=np.int64)
+        now, queued = self.clock(), len(self.admission.queue)
+        outcome = StepOutcome(
+            view.step, view.request_ids, draft_lens, verify_lens, accepted, emitted, now - start, queued
+        )
+        self.driver.observe(outcome)
+        self.admission.scheduler.observe(outcome)
+        self._land(rows, outcome, now)
+        draft_s, verify_s = drafted - drafting, verified - deciding
+        seconds = StepSeconds(draft_s, verify_s, now - start - draft_s - verify_s)
+        self._record(start, now, seconds, view=view, outcome=outcome)
+
+    def _propose(self, ids: list[int], draft_lens: IntArray) -> Proposal:
+        if self.drafter is None or self.draft_kv is None:
+            return Proposal([[] for _ in ids], None, [], None, None)
+        anchors = [self.tokens[i][-1] for i in ids]
+        spans = [
+            Span(self.slots[i], len(self.tokens[i]) - 1, k + 1 if k else 0)
+            for i, k in zip(ids, draft_lens.tolist(), strict=True)
+        ]
+        needs = self.driver.policy.needs
+        head = self.head if "accept_len" in needs else None
+        return propose(
+            self.drafter, self.draft_kv, anchors, spans, self.sampling, self.generator, head, "survival" in needs
+        )
+
+    def _verify(self, ids: list[int], proposal: Proposal, verify_lens: IntArray) -> list[Verdict]:
+        """One packed forward over anchors and the drafts to verify; keeps what was accepted."""
+        drafts = [tokens[: v - 1] for tokens, v in zip(proposal.tokens, verify_lens.tolist(), strict=True)]
+        spans = [Span(self.slots[i], len(self.tokens[i]) - 1, len(d) + 1) for i, d in zip(ids, drafts, strict=True)]
+        packed = [t for i, d in zip(ids, drafts, strict=True) for t in (self.tokens[i][-1], *d)]
+        hidden, tapped = self.target.forward(self._tensor(packed), spans, self.kv, self.taps)
+        logits = self.target.logits(hidden)
+        if self.forced is not None:
+            verdicts = self._by_decree(logits, drafts)
+        elif self.sampling.greedy:
+            verdicts = accept_greedy(logits.argmax(-1).tolist(), drafts)
+        else:
+            p, vocab = self.sampling.probabilities(logits), self.drafter.vocab if self.drafter else None
+            verdicts = accept_sampled(p, proposal.q, drafts, self.generator, vocab)
+        if tapped is not None:
+            keep = [Span(s.slot, s.start, v.accepted + 1) for s, v in zip(spans, verdicts, strict=True)]
+            starts = np.cumsum([0, *(s.length for s in spans[:-1])])
+            rows = [np.arange(a, a + k.length) for a, k in zip(starts, keep, strict=True)]
+            self._absorb(tapped[torch.from_numpy(np.concatenate(rows)).to(tapped.device)], keep)
+            if self.collector is not None:
+                for index, span, verdict, row in zip(ids, spans, verdicts, rows, strict=True):
+                    step = Round(span.start, span.length, verdict.accepted)
+                    part = slice(int(row[0]), int(row[-1]) + 1)
+                    self.collector.round(index, step, tapped[part], logits[part])
+        return verdicts
+
+    def _by_decree(self, logits: Tensor, drafts: list[list[int]]) -> list[Verdict]:
+        assert self.forced is not None
+        verdicts, at, best = [], 0, logits.argmax(-1).tolist()
+        for tokens in drafts:
+            accepted = self.forced.run(len(tokens), self.rng)
+            verdicts.append(Verdict(accepted, best[at + accepted]))
+            at += len(tokens) + 1
+        return verdicts
+
+    def _absorb(self, tapped: Tensor, spans: list[Span]) -> None:
+        """Give the drafter the hidden states of committed tokens."""
+        assert self.drafter is not None
+        assert self.draft_kv is not None
+        self.drafter.absorb(tapped, spans, self.draft_kv)
+
+    def _append(self, row: int, index: int, new: list[int]) -> int:
+        """Give tokens to a request, up to its first EOS. Returns how many."""
+        end = next((count for count, token in enumerate(new, 1) if token in self.eos), None)
+        if end is not None:
+            new = new[:end]
+            self.batch.want[row] = self.batch.done[row] + end
+        self.tokens[index] += new
+        return len(new)
+
+    def _land(self, rows: IntArray, outcome: StepOutcome, now: float) -> None:
+        batch = self.batch
+        batch.done[rows] += outcome.emitted
+        batch.rounds[rows] += 1
+        batch.drafts[rows] += outcome.draft_lens
+        batch.verified[rows] += outcome.verify_lens
+        batch.accepted[rows] += outcome.accepted
+        gaps = now - batch.emitted_s[rows]
+        self.recorder.round(batch.domain[rows], outcome.verify_lens, outcome.accepted, gaps)
+        batch.emitted_s[rows] = now
+        self.admission.release_spare(rows)
+
+    def _settle(self) -> None:
+        """Slots of requests that left are closed up, new requests get the next ones."""
+        present = set(self.batch.request.tolist())
+        for gone in [i for i in self.slots if i not in present]:
+            slot = self.slots.pop(gone)
+            if slot == len(self.slots):
+                continue
+            last = next(i for i, s in self.slots.items() if s == len(self.slots))
+            for kv in (self.kv, self.draft_kv):
+                if kv is not None:
+                    kv.move(len(self.slots), slot, len(self.tokens[last]) - 1)
+            self.slots[last] = slot
+        for index in self.batch.request.tolist():
+            self.slots.setdefault(index, len(self.slots))
+
+    def _draft_lens(self, view: BatchView) -> IntArray:
+        lengths = self.driver.draft_lens(view)
+        return lengths if self.drafter is not None else np.zeros_like(lengths)
+
+    def _view(self, rows: IntArray) -> BatchView:
+        batch, step = self.batch, len(self.recorder.steps)
+        queued = len(self.admission.queue)
+        return BatchView(step, self.clock(), self.driver.caps, batch.request[rows], batch.context[rows], queued)
+
+    def _draft_view(self, proposal: Proposal, draft_lens: IntArray) -> DraftView:
+        return DraftView(draft_lens, survival=proposal.survival, accept_len=proposal.accept_len)
+
+    def _tensor(self, tokens: list[int]) -> Tensor:
+        return torch.tensor(tokens, device=self.target.device)
+
+    def _record(
+        self, start: float, now: float, seconds: StepSeconds, prefill: int = 0, first: int = 0,
+        view: BatchView | None = None, outcome: StepOutcome | None = None,
+    ) -> None:  # fmt: skip
+        def total(name: str) -> int:
+            return 0 if outcome is None else int(getattr(outcome, name).sum())
+
+        self.recorder.steps.append(
+            StepRecord(
+                step=len(self.recorder.steps),
+                start_s=start,
+                end_s=now,
+                decoding=0 if view is None else len(view),
+                queued=len(self.admission.queue),
+                prefill_tokens=prefill,
+                draft_tokens=total("draft_lens"),
+                verify_tokens=total("verify_lens"),
+                accepted=total("accepted"),
+                emitted=total("emitted"),
+                first_tokens=first,
+                draft_s=seconds.draft,
+                verify_s=seconds.verify,
+                overhead_s=seconds.overhead,
+                prefill_s=seconds.prefill,
+                kv_blocks=self.admission.pool.used,
+                context=0.0 if view is None else float(view.context_lens.mean()),
+                evicted=self.admission.evicted,
+            )
+        )
+        self.admission.evicted = 0

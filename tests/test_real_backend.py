@@ -1,0 +1,94 @@
+"""The torch backend runs the simulator's scenarios' parts on a real engine, without a model hub."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from adasim.errors import InputError  # noqa: E402
+from adasim.policies.fixed import Fixed  # noqa: E402
+from adasim.policies.head import Head  # noqa: E402
+from adasim.policies.off import Off  # noqa: E402
+from adasim.real.backend import TorchBackend  # noqa: E402
+from adasim.real.checkpoint import Checkpoint, save_checkpoint  # noqa: E402
+from adasim.real.drafter import DrafterShape  # noqa: E402
+from adasim.real.length_head import make_head  # noqa: E402
+from adasim.real.sampling import Forced  # noqa: E402
+from adasim.real.texts import read_prompts  # noqa: E402
+from adasim.real.weights import RANDOM  # noqa: E402
+from adasim.workload import Closed, FixedLength, Poisson  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("drafter")
+    arch = RANDOM["random-tiny"]
+    shape = DrafterShape(replace(arch, layers=1, qk_norm=True), (0, 2), arch.layers, 8, 0)
+    head = dict(make_head("paper", arch.hidden).state_dict())
+    save_checkpoint(folder, Checkpoint(shape, shape.fresh(0), torch.arange(0, arch.vocab, 2), head))
+    return folder
+
+
+def workload(requests: int = 6) -> Closed:
+    return Closed(
+        concurrency=3, requests=requests, output_len=FixedLength(tokens=12), domains={"chat": 0.5, "math": 0.5}
+    )
+
+
+def test_speculation_gives_the_text_of_plain_decoding(drafter: Path) -> None:
+    plain = TorchBackend(target="random-tiny", dtype="float32")
+    fast = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter))
+    records, expected = plain.serve(workload(), Off(), seed=1)
+    assert (records.requests["tokens"] == 12).all()
+    assert set(records.requests["domain"]) == {"chat", "math"}
+    for policy in (Fixed(verify_len=8), Head()):
+        records, texts = fast.serve(workload(), policy, seed=1)
+        assert texts == expected
+        assert (records.requests["status"] == "finished").all()
+
+
+def test_open_arrivals_wait_for_the_clock() -> None:
+    backend = TorchBackend(target="random-tiny", dtype="float32")
+    arrivals = Poisson(rate_rps=50.0, requests=5, output_len=FixedLength(tokens=3), domains={"code": 1.0})
+    requests = backend.run(arrivals, Off(), seed=0).requests
+    asked = [r.arrival_s for r in arrivals.generate(0)]
+    assert all(a >= b for a, b in zip(requests["arrival_s"], asked, strict=True))
+    assert (requests["first_token_s"] > requests["arrival_s"]).all()
+
+
+def test_forced_acceptance_is_marked(drafter: Path) -> None:
+    backend = TorchBackend(target="random-tiny", drafter=str(drafter), forced=Forced(lengths=[3]))
+    records = backend.run(workload(), Fixed(verify_len=8), seed=0)
+    assert any("forced" in note for note in records.notes)
+
+
+def test_what_cannot_run_is_refused(drafter: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="accept_len"):
+        TorchBackend(target="random-tiny").check(workload(), Head(), 0)
+    with pytest.raises(InputError, match="takes 8192 in all"):
+        TorchBackend(target="random-tiny").run(
+            Closed(concurrency=1, requests=1, output_len=FixedLength(tokens=9000), domains={"chat": 1.0}), Off(), 0
+        )
+    config = json.loads((drafter / "config.json").read_text()) | {"num_target_layers": 30}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "model.safetensors").write_bytes((drafter / "model.safetensors").read_bytes())
+    with pytest.raises(InputError, match="made for a target of 30 layers of width 64; random-tiny has 4 layers"):
+        TorchBackend(target="random-tiny", drafter=str(tmp_path)).run(workload(), Off(), 0)
+    with pytest.raises(InputError, match="no prompts for poetry"):
+        TorchBackend(target="random-tiny").check(
+            Closed(concurrency=1, requests=1, domains={"poetry": 1.0}), Off(), 0
+        )
+
+
+def test_packaged_prompts_are_fifty_a_domain() -> None:
+    assert {d: len(p) for d, p in read_prompts(None).items()} == {"chat": 50, "code": 50, "math": 50}
+
+
+def test_importing_the_backend_loads_no_torch() -> None:
+    code = "import sys, adasim.real.backend; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,229 @@
+"""The torch engine on a tiny random target: lossless for every policy, whatever memory and batch do."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from adasim.policies.base import Policy  # noqa: E402
+from adasim.policies.driver import PolicyDriver  # noqa: E402
+from adasim.policies.fixed import Fixed  # noqa: E402
+from adasim.policies.head import Head  # noqa: E402
+from adasim.policies.off import Off  # noqa: E402
+from adasim.policies.scheduler import EmaAdmission, Fcfs, Scheduler  # noqa: E402
+from adasim.policies.threshold import Threshold  # noqa: E402
+from adasim.real.collect import Collector  # noqa: E402
+from adasim.real.draft import Drafter  # noqa: E402
+from adasim.real.drafter import DrafterShape  # noqa: E402
+from adasim.real.engine import Engine  # noqa: E402
+from adasim.real.features import score  # noqa: E402
+from adasim.real.kv import Span  # noqa: E402
+from adasim.real.layers import Arch  # noqa: E402
+from adasim.real.length_head import make_head  # noqa: E402
+from adasim.real.sampling import Forced, Sampling  # noqa: E402
+from adasim.real.target import Target  # noqa: E402
+from adasim.real.weights import random_target  # noqa: E402
+from adasim.simulator.admission import Admission  # noqa: E402
+from adasim.simulator.kv import KvMemory  # noqa: E402
+from adasim.simulator.recorder import Recorder  # noqa: E402
+from adasim.types import BatchView, DraftView, EngineCaps, IntArray, Request  # noqa: E402
+
+VOCAB, BLOCK = 40, 8
+ARCH = Arch(layers=3, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=64, vocab=VOCAB, max_context=256)
+DRAFT = replace(ARCH, layers=2, qk_norm=True)
+
+
+class Run(NamedTuple):
+    engine: Engine
+    texts: list[list[int]]  # output tokens by request
+
+
+@pytest.fixture(scope="module")
+def target() -> Target:
+    return random_target(ARCH, seed=1)
+
+
+@pytest.fixture(scope="module")
+def drafter(target: Target) -> Drafter:
+    shape = DrafterShape(DRAFT, (0, 1), ARCH.layers, BLOCK, mask_token=0)
+    return Drafter(shape, shape.fresh(0), target, torch.arange(0, VOCAB, 2))
+
+
+def prompts(count: int) -> list[list[int]]:
+    rng = np.random.default_rng(0)
+    return [rng.integers(1, VOCAB, rng.integers(3, 20)).tolist() for _ in range(count)]
+
+
+def plain(target: Target, prompt: list[int], want: int, eos: frozenset[int] = frozenset()) -> list[int]:
+    """Reference: one request, one token at a time."""
+    kv, tokens = target.cache(1, 256), list(prompt)
+    fresh = tokens
+    while len(tokens) - len(prompt) < want and (tokens == prompt or tokens[-1] not in eos):
+        start = len(tokens) - len(fresh)
+        hidden, _ = target.forward(torch.tensor(fresh), [Span(0, start, len(fresh))], kv)
+        fresh = [int(target.logits(hidden[-1:]).argmax())]
+        tokens = tokens + fresh
+    return tokens[len(prompt) :]
+
+
+def serve(
+    target: Target, drafter: Drafter | None, policy: Policy, texts: list[list[int]], *, want: int = 24,
+    running: int = 4, memory: KvMemory | None = None, eos: frozenset[int] = frozenset(),
+    sampling: Sampling | None = None, scheduler: Scheduler | None = None, forced: Forced | None = None,
+    collector: Collector | None = None, reloads: Sequence[Drafter] = (),
+) -> Run:  # fmt: skip
+    caps = EngineCaps(BLOCK - 1, running, provides=frozenset({"survival", "accept_len"}))
+    requests = [Request(i, 0, len(p), want) for i, p in enumerate(texts)]
+    admission = Admission(
+        requests, np.zeros(len(texts), np.int64), scheduler or Fcfs(), memory or KvMemory(), caps
+    )  # fmt: skip
+    torch.manual_seed(0)
+    engine = Engine(
+        target, drafter, make_head("released", DRAFT.hidden), PolicyDriver(policy, caps), admission,
+        Recorder(["default"], BLOCK), texts, eos=eos, max_len=128, sampling=sampling or Sampling(), forced=forced,
+        collector=collector,
+    )  # fmt: skip
+    for i in range(len(texts)):
+        admission.submit(i, 0.0)
+    finished, waiting = 0, list(reloads)
+    while finished < len(texts):
+        finished += len(engine.step())
+        if waiting:
+            engine.reload(waiting.pop(0), engine.head, engine.version + 1)
+    return Run(engine, [engine.tokens[i][len(p) :] for i, p in enumerate(texts)])
+
+
+class Ragged(Policy):
+    """Lengths and drafts that vary by request and step."""
+
+    kind: str = "ragged"
+
+    def draft_lens(self, batch: BatchView) -> IntArray:
+        return (batch.request_ids + batch.step) % BLOCK
+
+    def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
+        return np.minimum(1 + (3 * batch.request_ids + batch.step) % BLOCK, draft.draft_lens + 1)
+
+
+POLICIES = [Off(), Fixed(verify_len=1), Fixed(verify_len=3), Fixed(verify_len=BLOCK), Head(), Threshold(), Ragged()]
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.label)
+def test_greedy_output_is_that_of_plain_decoding(target: Target, drafter: Drafter, policy: Policy) -> None:
+    texts = prompts(7)
+    run = serve(target, drafter, policy, texts)
+    assert run.texts == [plain(target, p, 24) for p in texts]
+
+
+@pytest.mark.parametrize("policy", [Fixed(verify_len=BLOCK), Ragged()], ids=lambda p: p.label)
+def test_a_perfect_drafter_changes_nothing_but_the_number_of_rounds(target: Target, policy: Policy) -> None:
+    """Drafts that are often right exercise acceptance, ends inside a block and EOS among drafts."""
+    texts = prompts(6)
+    eos = frozenset({plain(target, texts[0], 24)[9], plain(target, texts[1], 24)[4]})
+    answers = [plain(target, p, 24, eos) for p in texts]
+    run = serve(target, _Oracle(target, texts, answers), policy, texts, eos=eos)
+    assert run.texts == answers
+    assert sum(len(a) for a in answers) < 24 * len(texts), "no request ended early"
+    accepted = run.engine.recorder.records(run.engine.admission.lives).steps["accepted"].sum()
+    assert accepted > 0
+
+
+class _Oracle(Drafter):
+    """Drafts what will be said, except that every fifth position is wrong."""
+
+    def __init__(self, target: Target, texts: list[list[int]], answers: list[list[int]]) -> None:
+        shape = DrafterShape(DRAFT, (0, 1), ARCH.layers, BLOCK, mask_token=0)
+        super().__init__(shape, shape.fresh(0), target)
+        self.full = [p + a for p, a in zip(texts, answers, strict=True)]
+        self.asked: deque[int] = deque()
+
+    def draft(self, anchors, spans, kv):  # type: ignore[no-untyped-def]
+        drafts = super().draft(anchors, spans, kv)
+        self.asked.clear()
+        for anchor, span in zip(anchors, spans, strict=True):
+            text = next((t for t in self.full if len(t) > span.start and t[span.start] == anchor), [])
+            self.asked += [
+                (text[j] if j < len(text) and j % 5 else 0) for j in range(span.start + 1, span.start + span.length)
+            ]
+        return drafts
+
+    def logits(self, hidden):  # type: ignore[no-untyped-def]
+        logits = torch.zeros(len(hidden), VOCAB)
+        logits[torch.arange(len(hidden)), torch.tensor(list(self.asked))] = 9.0
+        return logits
+
+
+@pytest.mark.parametrize("scheduler", [Fcfs(), EmaAdmission()], ids=lambda s: s.kind)
+def test_a_small_pool_sends_requests_back_and_changes_nothing(
+    target: Target, drafter: Drafter, scheduler: Scheduler
+) -> None:
+    texts = prompts(6)
+    run = serve(
+        target, drafter, Fixed(verify_len=4), texts, memory=KvMemory(blocks=24, block_tokens=4), scheduler=scheduler
+    )  # fmt: skip
+    lives = run.engine.admission.lives
+    assert run.texts == [plain(target, p, 24) for p in texts]
+    assert sum(x.evictions for x in lives) > 0
+    assert run.engine.admission.pool.used == 0
+
+
+def test_batch_of_one_and_no_drafter(target: Target) -> None:
+    texts = prompts(3)
+    assert serve(target, None, Off(), texts, running=1).texts == [plain(target, p, 24) for p in texts]
+
+
+def test_records_add_up(target: Target, drafter: Drafter) -> None:
+    run = serve(target, drafter, Ragged(), prompts(5))
+    records = run.engine.recorder.records(run.engine.admission.lives)
+    steps, requests = records.steps, records.requests
+    assert (requests["status"] == "finished").all()
+    assert (requests["tokens"] == 24).all()
+    assert steps["emitted"].sum() + steps["first_tokens"].sum() == requests["tokens"].sum()
+    assert (steps["end_s"] >= steps["start_s"]).all()
+    assert requests["verify_tokens"].sum() == steps["verify_tokens"].sum()
+    parts = steps["draft_s"] + steps["verify_s"] + steps["overhead_s"] + steps["prefill_s"]
+    assert np.allclose(parts, steps["end_s"] - steps["start_s"])
+
+
+def test_forced_acceptance_accepts_exactly_that_many(target: Target, drafter: Drafter) -> None:
+    run = serve(target, drafter, Fixed(verify_len=6), prompts(2), want=31, forced=Forced(lengths=[2]))
+    steps = run.engine.recorder.records(run.engine.admission.lives).steps
+    rounds = steps[steps["decoding"] > 0]
+    assert (rounds["accepted"] == 2 * rounds["decoding"]).all()
+    assert (rounds["emitted"] == 3 * rounds["decoding"]).all()
+
+
+def test_reloading_the_drafter_changes_no_output(target: Target, drafter: Drafter) -> None:
+    texts = prompts(5)
+    others = [Drafter(drafter.shape, drafter.shape.fresh(seed), target, drafter.vocab) for seed in range(1, 9)]
+    run = serve(target, drafter, Fixed(verify_len=5), texts, reloads=others)
+    assert run.texts == [plain(target, p, 24) for p in texts]
+    assert run.engine.version == len(others)
+
+
+@pytest.mark.parametrize("memory", [None, KvMemory(blocks=24, block_tokens=4)], ids=["roomy", "evicting"])
+def test_collected_samples_are_what_the_target_sees(
+    target: Target, drafter: Drafter, memory: KvMemory | None
+) -> None:
+    """Samples gathered during serving equal a fresh look of the target at the finished text."""
+    texts = prompts(6)
+    collector = Collector()
+    run = serve(target, drafter, Ragged(), texts, collector=collector, memory=memory)
+    assert len(collector.samples) == len(texts)
+    for sample in collector.samples:
+        text = sample.lesson.text
+        assert text.tokens.tolist() == run.engine.tokens[text.index]
+        assert text.prompt_len == len(texts[text.index])
+        (fresh,) = score(target, drafter.shape.taps, [text])
+        labelled = slice(text.prompt_len - 1, len(text.tokens) - 1)
+        assert (sample.lesson.top_ids[labelled, 0] == text.tokens[text.prompt_len :]).all()
+        np.testing.assert_allclose(sample.lesson.top_probs[labelled], fresh.top_probs[labelled], atol=2e-3)
+        seen = sample.lesson.hidden_tensor()[:-1].float()
+        torch.testing.assert_close(seen, fresh.hidden_tensor()[:-1].float(), rtol=2e-2, atol=2e-2)
+        prefills = 1 + run.engine.admission.lives[text.index].evictions  # each gives a token, too
+        assert sum(r.accepted + 1 for r in sample.rounds) >= len(text.tokens) - text.prompt_len - prefills
