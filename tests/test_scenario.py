@@ -9,6 +9,7 @@ from adasim.errors import InputError
 from adasim.files import parse_yaml
 from adasim.plan import assign, expand, load
 from adasim.scenario import packaged, validate
+from adasim.simulator.backend import SimBackend
 from tests.build import backend, closed, config, plan
 
 
@@ -120,6 +121,7 @@ def test_sweep_times_policies_times_seeds() -> None:
     trial = p.trials[-1]
     assert trial.point == {"workload.concurrency": 2, "backend.ragged": False}
     s = trial.scenario()
+    assert isinstance(s.backend, SimBackend)
     assert (s.workload.clients, s.backend.ragged, len(s.policies)) == (2, False, 1)
 
 
