@@ -136,7 +136,9 @@ def report_command(scenario: Name, out: Out = None, settings: Settings = None, a
     _show(plan, out, tables, [], as_json=as_json)
 
 
-train_app = typer.Typer(no_args_is_help=True, help="Train a drafter and length head for a target (needs adasim[real]).")
+train_app = typer.Typer(
+    no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."
+)
 app.add_typer(train_app, name="train")
 
 Work = Annotated[Path, typer.Option(help="Folder that holds text, features and training state; resumable.")]

@@ -68,7 +68,7 @@ def test_forced_acceptance_is_marked(drafter: Path) -> None:
 
 def test_what_cannot_run_is_refused(drafter: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="accept_len"):
-        TorchBackend(target="random-tiny").check(workload(), Head(), 0)
+        TorchBackend(target="random-tiny").check_policy(Head())
     with pytest.raises(InputError, match="takes 8192 in all"):
         TorchBackend(target="random-tiny").run(
             Closed(concurrency=1, requests=1, output_len=FixedLength(tokens=9000), domains={"chat": 1.0}), Off(), 0
@@ -79,7 +79,7 @@ def test_what_cannot_run_is_refused(drafter: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="made for a target of 30 layers of width 64; random-tiny has 4 layers"):
         TorchBackend(target="random-tiny", drafter=str(tmp_path)).run(workload(), Off(), 0)
     with pytest.raises(InputError, match="no prompts for poetry"):
-        TorchBackend(target="random-tiny").check(Closed(concurrency=1, requests=1, domains={"poetry": 1.0}), Off(), 0)
+        TorchBackend(target="random-tiny").check_workload(Closed(concurrency=1, requests=1, domains={"poetry": 1.0}), 0)
 
 
 def test_packaged_prompts_are_fifty_a_domain() -> None:

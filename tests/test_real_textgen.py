@@ -70,7 +70,7 @@ def test_answers_are_greedy_scored_and_resumed(target: Target, tmp_path: Path) -
 
 
 def test_prompts_depend_on_their_index_and_are_all_different() -> None:
-    rows = {d: ["Anna, who has 12 apples, asks Ben for 7 more."] for d in DOMAINS}
+    rows: dict[str, list[str]] = {d: ["Anna, who has 12 apples, asks Ben for 7 more."] for d in DOMAINS}
     many = [prompt(i, rows) for i in range(3000)]
     assert many[:50] == [prompt(i, rows) for i in range(50)]
     written = [p.text for p in many if p.source == "templates"]

@@ -5,6 +5,7 @@ import random
 import time
 from collections import defaultdict
 from dataclasses import replace
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -13,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from adasim.errors import InputError
+from adasim.files import is_file
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
@@ -25,6 +27,8 @@ from adasim.serving.recorder import Recorder
 from adasim.types import Component, EngineCaps, Request
 from adasim.workload import Workload
 
+DRAFTERS = Path(str(files("adasim") / "real" / "drafters"))
+
 
 class TorchBackend(Component):
     """A real engine in this process.
@@ -34,7 +38,7 @@ class TorchBackend(Component):
 
     Attributes:
         target: ``smollm2-135m``, a Hugging Face folder, or ``random-*`` (see ``weights.RANDOM``).
-        drafter: folder of a DFlash checkpoint; null = plain decoding.
+        drafter: folder of a DFlash checkpoint, or a packaged one's name; null = plain decoding.
         threads: CPU threads; one is best beside other busy processes.
         max_running_requests: one limit for every policy.
         prompts: folder of ``<domain>*.jsonl``; null = the packaged ones.
@@ -123,7 +127,7 @@ class TorchBackend(Component):
 
         torch.set_num_threads(self.threads)
         target = load_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
-        drafter, head = self._load_drafter(target)
+        drafter, head = self.load_drafter(target)
         encode, eos = self._tokenizer(target.arch.vocab)
         requests, prompts = self._requests(workload, seed, encode)
         self._check_lengths(requests, target.arch.max_context)
@@ -201,20 +205,31 @@ class TorchBackend(Component):
 
     def _draft_config(self) -> dict[str, Any]:
         assert self.drafter is not None
-        path = Path(self.drafter).expanduser() / "config.json"
-        if not path.is_file():
-            raise InputError(f"backend.drafter: {self.drafter} holds no config.json")
-        config: dict[str, Any] = json.loads(path.read_text())
+        config: dict[str, Any] = json.loads((self._draft_folder() / "config.json").read_text())
         return config
 
-    def _load_drafter(self, target: Any) -> tuple[Any, Any]:
+    def _draft_folder(self) -> Path:
+        """The drafter's folder, or the packaged drafter of that name."""
+        assert self.drafter is not None
+        for folder in (Path(self.drafter).expanduser(), DRAFTERS / self.drafter):
+            if is_file(folder / "config.json"):
+                return folder
+        shipped = ", ".join(sorted(p.parent.name for p in DRAFTERS.glob("*/config.json"))) or "none"
+        raise InputError(f"backend.drafter: {self.drafter} holds no config.json; packaged drafters: {shipped}")
+
+    def load_drafter(self, target: Any) -> tuple[Any, Any]:
+        """The drafter and its length head, ready to run beside a loaded target; None where there is none.
+
+        Raises:
+            InputError: made for a target of another shape.
+        """
         if self.drafter is None:
             return None, None
         from adasim.real.checkpoint import load_checkpoint
         from adasim.real.draft import Drafter
         from adasim.real.length_head import load_head
 
-        found = load_checkpoint(Path(self.drafter).expanduser(), target.dtype)
+        found = load_checkpoint(self._draft_folder(), target.dtype)
         if (found.shape.arch.hidden, found.shape.target_layers) != (target.arch.hidden, target.arch.layers):
             raise InputError(
                 f"backend.drafter: made for a target of {found.shape.target_layers} layers of width "
