@@ -1,7 +1,6 @@
 """From nothing to a shipped drafter, in steps that can be stopped and taken up again: text, train, ship."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -96,7 +95,9 @@ def held_out_lessons(work: Path, each: int) -> list[Lesson]:
     return [x for d in range(len(DOMAINS)) for x in [y for y in lessons if y.text.domain == d][:each]]
 
 
-def ship(trainer: DrafterTrainer, out: Path, form: Form = "released", texts: int = 1500) -> dict[str, Any]:
+def ship(
+    trainer: DrafterTrainer, out: Path, form: Form = "released", texts: int = 1500, name: str = SMOLLM2
+) -> dict[str, Any]:
     """Fit the length head, write the checkpoint into ``out``, and return what a model card needs."""
     weights = {k: w.to(torch.bfloat16) for k, w in trainer.average.items()}
     train = _stack(trainer, weights, trainer.book.lessons[-texts:], 16)
@@ -109,7 +110,15 @@ def ship(trainer: DrafterTrainer, out: Path, form: Form = "released", texts: int
     with torch.inference_mode():
         predicted = block * head(test[0].float())
     truth = (test[1] + 1).float()
+    lessons = trainer.book.lessons
     return {
+        "target": name,
+        "layers": trainer.shape.arch.layers,
+        "block": block,
+        "taps": list(trainer.shape.taps),
+        "vocab": len(trainer.vocab),
+        "lessons": len(lessons),
+        "answer_tokens": sum(len(x.text.tokens) - x.text.prompt_len for x in lessons),
         "step": trainer.step,
         "positions": trainer.positions,
         "train_s": round(trainer.seconds),
@@ -133,8 +142,3 @@ def _stack(
     t = trainer
     blocks = list(drafted_blocks(t.shape, weights, t.embedding, t.head, t.vocab, lessons, anchors))
     return torch.cat([b.hidden for b in blocks]), torch.cat([b.run for b in blocks])
-
-
-def write_card(path: Path, facts: dict[str, Any]) -> None:
-    """Facts as JSON, for the model card."""
-    path.write_text(json.dumps(facts, indent=1) + "\n")
