@@ -4,18 +4,19 @@ from inspect import getdoc
 from typing import Any, get_args
 
 from adasim.calibration.acceptance import AnyAcceptance
-from adasim.calibration.cost import AnyCost
 from adasim.calibration.profile import Profile
 from adasim.calibration.profile import packaged as packaged_profiles
+from adasim.calibration.roofline import AnyCost
 from adasim.calibration.specs import HARDWARE, MODELS
 from adasim.calibration.survival import AnyCurve
 from adasim.errors import InputError
 from adasim.files import load_yaml
+from adasim.lengths import AnyLength
 from adasim.policies import AnyPolicy
 from adasim.policies.scheduler import AnyScheduler
 from adasim.scenario import packaged as packaged_scenarios
 from adasim.types import Component
-from adasim.workload import AnyLength, AnyWorkload
+from adasim.workload import AnyWorkload
 
 UNIONS: dict[str, Any] = {
     "policies": AnyPolicy,
@@ -51,10 +52,7 @@ def catalogue(what: str) -> list[dict[str, str]]:
         ]
     if what in {"hardware", "models"}:
         named: dict[str, Component] = {**(HARDWARE if what == "hardware" else MODELS)}
-        return [
-            {"name": n, "spec": ", ".join(f"{k} {v:g}" for k, v in c.model_dump().items())}
-            for n, c in named.items()
-        ]
+        return [{"name": n, "spec": ", ".join(f"{k} {v:g}" for k, v in c.model_dump().items())} for n, c in named.items()]
     allowed = ", ".join(["scenarios", "profiles", *UNIONS, "hardware", "models"])
     raise InputError(f"list: unknown {what!r}; allowed: {allowed}")
 

@@ -1,28 +1,37 @@
 """Turns pydantic's complaints into messages that say what, where, and what is allowed."""
 
 import difflib
+import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Tag, ValidationError
 from pydantic_core import ErrorDetails
 
 from adasim.errors import InputError
 
+# how pydantic names the branches of a union without tags
+BRANCH = re.compile(r"(constrained-)?(float|int|str|bool)|(dict|list|literal|function-\w+)[\[(].*")
+
 
 def explain(error: ValidationError, model: type[BaseModel]) -> list[str]:
     """One line a problem: dotted path, what is wrong, what is allowed."""
-    return [line for detail in error.errors() for line in _lines(detail, model)]
+    problems: dict[str, list[str]] = {}
+    for detail in error.errors():
+        path = _path(detail["loc"], model)
+        inner = detail.get("ctx", {}).get("error")
+        says = list(inner.problems) if isinstance(inner, InputError) else [_says(detail, model)]
+        problems.setdefault(path, []).extend(says)
+    return [line for path, says in problems.items() for line in _merged(path, says)]
 
 
-def _lines(detail: ErrorDetails, model: type[BaseModel]) -> list[str]:
-    path = _path(detail["loc"], model)
-    inner = detail.get("ctx", {}).get("error")
-    if isinstance(inner, InputError):
-        return list(inner.problems)
-    if inner is not None:
-        return [f"{path}: {inner}" if path else str(inner)]
-    return [f"{path}: {_says(detail, model)}"]
+def _merged(path: str, says: list[str]) -> list[str]:
+    """Lines of one path; the branches of a union, which all got the same value, become one."""
+    heads = {s.partition(", input should be ")[0] for s in says}
+    if len(says) > 1 and len(heads) == 1:
+        allowed = dict.fromkeys(s.partition(", input should be ")[2] for s in says)
+        return [f"{path}: {heads.pop()}, input should be {' or '.join(allowed)}"]
+    return [f"{path}: {s}" if path else s for s in says]
 
 
 def _says(detail: ErrorDetails, model: type[BaseModel]) -> str:
@@ -33,6 +42,8 @@ def _says(detail: ErrorDetails, model: type[BaseModel]) -> str:
         close = difflib.get_close_matches(str(detail["loc"][-1]), fields, n=1)
         hint = f"; did you mean {close[0]}?" if close else "."
         return f"unknown key{hint} Allowed: {', '.join(fields)}"
+    if kind == "value_error":
+        return str(detail["ctx"]["error"])
     if kind == "missing":
         return "is missing"
     if kind == "union_tag_invalid":
@@ -40,8 +51,8 @@ def _says(detail: ErrorDetails, model: type[BaseModel]) -> str:
         return f"kind {context['tag']!r}; allowed: {context['expected_tags'].replace(chr(39), '')}"
     if kind == "union_tag_not_found":
         return "kind is missing"
-    shown = "" if isinstance(value, dict | list | BaseModel) else f"got {value!r}, "
-    return shown + detail["msg"][0].lower() + detail["msg"][1:]
+    shown = type(value).__name__ if isinstance(value, dict | list | BaseModel) else f"{value!r:.60}"
+    return f"got {shown}, {detail['msg'][0].lower()}{detail['msg'][1:]}"
 
 
 def _path(loc: Sequence[int | str], model: type[BaseModel]) -> str:
@@ -60,46 +71,44 @@ def _fields(loc: Sequence[int | str], model: type[BaseModel]) -> list[str]:
     kinds: list[Any] = [model]
     for part in loc:
         kinds, _ = _step(kinds, part)
-    return [f for k in kinds if _is_model(k) for f in k.model_fields]
+    return [f for k in kinds for option, _ in _options(k) if _is_model(option) for f in option.model_fields]
 
 
 def _step(kinds: list[Any], part: int | str) -> tuple[list[Any], bool]:
-    """Types one step down the path, and whether the step is a field or item (else: a union's tag)."""
-    options = [o for k in kinds for o in _unwrap(k)]
-    tagged = [o for o in options if _is_model(o) and _tag(o) == part]
+    """Types one step down the path, and whether the step is a field or item (else: pydantic's name of a branch)."""
+    options = [o for k in kinds for o in _options(k)]
+    tagged = [option for option, tag in options if tag == part]
     if tagged and len(options) > 1:
         return tagged, False
+    if len(options) > 1 and BRANCH.fullmatch(str(part)):
+        return kinds, False
     down: list[Any] = []
-    found = False
-    for option in options:
-        if _is_model(option) and part in option.model_fields:
-            down.append(option.model_fields[str(part)].annotation)
-            found = True
+    for option, _ in options:
+        if _is_model(option):
+            if part in option.model_fields:
+                down.append(option.model_fields[str(part)].annotation)
         elif get_origin(option) is list and isinstance(part, int):
             down.append(get_args(option)[0])
-            found = True
         elif get_origin(option) is dict:
             down.append(get_args(option)[1])
-            found = True
-    if found:
+    if down:
         return down, True
-    # pydantic also names the branch of an untagged union ("float", "dict[...]"): not part of the path
-    is_key = bool(options) and all(_is_model(o) for o in options)
-    return (kinds, False) if not is_key else ([], True)
+    unknown_key = bool(options) and all(_is_model(option) for option, _ in options)
+    return ([], True) if unknown_key else (kinds, False)
 
 
-def _unwrap(kind: Any) -> list[Any]:
+def _options(kind: Any, tag: str | None = None) -> list[tuple[Any, str | None]]:
+    """The types a value may have, each with the tag that pydantic puts into paths."""
     if get_origin(kind) is Annotated:
-        return _unwrap(get_args(kind)[0])
+        inner, *extras = get_args(kind)
+        tags = [e.tag for e in extras if isinstance(e, Tag)]
+        return _options(inner, tags[0] if tags else tag)
     if get_origin(kind) is Union or type(kind).__name__ == "UnionType":
-        return [o for k in get_args(kind) for o in _unwrap(k)]
-    return [kind]
+        return [o for k in get_args(kind) if k is not type(None) for o in _options(k)]
+    if tag is None and _is_model(kind) and "kind" in kind.model_fields:
+        tag = kind.model_fields["kind"].default
+    return [(kind, tag)]
 
 
 def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _tag(kind: type[BaseModel]) -> str | None:
-    field = kind.model_fields.get("kind")
-    return field.default if field else None

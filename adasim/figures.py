@@ -17,8 +17,8 @@ PARTS = ("draft", "verify", "overhead", "prefill", "idle")
 MAX_TIME_PANELS = 5
 
 
-def draw(tables: Tables, design: Design, *, goodput: bool, metric: str) -> dict[str, bytes]:
-    """All figures that the tables support, by name."""
+def draw(tables: Tables, design: Design, *, goodput: bool, metric: str, mark: str) -> dict[str, bytes]:
+    """All figures that the tables support, by name; ``mark`` (simulated, measured) is printed on each."""
     shown = tables.summary[~tables.summary["policy"].isin([a.label for a in design.arms if a.group])]
     pictures: dict[str, Callable[[], Figure]] = {}
     if shown[RATIO].notna().any():
@@ -33,7 +33,7 @@ def draw(tables: Tables, design: Design, *, goodput: bool, metric: str) -> dict[
         shown,
         design,
         {f"{m}_p{q}_ms": f"{m.upper()} p{q}, ms" for q in (50, 99) for m in ("ttft", "tpot", "itl")},
-        columns=3,
+        rows=2,
     )
     if goodput:
         pictures["goodput"] = lambda: curves(shown, design, {"goodput_rps": "goodput, requests/s"}, zero=True)
@@ -46,7 +46,8 @@ def draw(tables: Tables, design: Design, *, goodput: bool, metric: str) -> dict[
         sns.axes_style("whitegrid"),
         sns.plotting_context("notebook", 0.9),
     ):
-        return {name: _png(make()) for name, make in pictures.items()}
+        drawn = ((name, make()) for name, make in pictures.items())
+        return {name: _png(figure, mark) for name, figure in drawn if figure.axes}
 
 
 def curves(
@@ -54,7 +55,7 @@ def curves(
     design: Design,
     metrics: dict[str, str],
     *,
-    columns: int = 2,
+    rows: int = 1,
     line: float | None = None,
     zero: bool = False,
 ) -> Figure:
@@ -64,7 +65,9 @@ def curves(
     """
     facets = _facets(summary, design)
     panels = [(m, f) for m in metrics for f in facets if summary[m].fillna(0).any()]  # 0 everywhere: not modelled
-    columns = min(len(panels), columns if len(facets) == 1 else len(facets)) or 1
+    if not panels:
+        return plt.figure()
+    columns = len(facets) if len(facets) > 1 else -(-len(panels) // rows) or 1
     rows = -(-len(panels) // columns)
     figure, axes = plt.subplots(
         rows, columns, figsize=(5.6 * columns + 2.2, 3.8 * rows), squeeze=False, layout="constrained"
@@ -196,8 +199,9 @@ def _join(summary: pd.DataFrame, fields: list[str]) -> "pd.Series[str]":
     return pd.Series(text, index=summary.index)
 
 
-def _png(figure: Figure) -> bytes:
+def _png(figure: Figure, mark: str) -> bytes:
     out = io.BytesIO()
+    figure.text(0.995, 0.005, mark, ha="right", va="bottom", fontsize=8, color="0.45")
     figure.savefig(out, format="png", dpi=110)
     plt.close(figure)
     return out.getvalue()

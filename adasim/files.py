@@ -1,5 +1,6 @@
 """Finding and reading the files a user names, writing files whole or not at all."""
 
+import json
 import os
 import re
 import tempfile
@@ -30,12 +31,20 @@ def find(name: str, where: str) -> Path:
     """
     for folder in (BASE.get(), Path(), PROFILES):
         path = folder / name
-        if path.is_file():
+        if is_file(path):
             if (used := USED.get(None)) is not None:
                 used.add(path.resolve())
             return path
     packaged = ", ".join(sorted(p.name for p in PROFILES.iterdir() if p.suffix != ".py"))
     raise InputError(f"{where}: no file {name} beside the scenario, here, or among the packaged ones ({packaged})")
+
+
+def is_file(path: Path) -> bool:
+    """Whether there is such a file; a name the system cannot have is no file."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -52,7 +61,8 @@ def read_columns(path: Path, columns: Columns) -> pd.DataFrame:
     """A CSV or Parquet table, checked.
 
     Raises:
-        InputError: unreadable, empty, a column missing or unknown, or a bad value (its line is named).
+        InputError: unreadable, empty, a column missing or unknown, or a bad value (its row is named, the first below the
+            header being 1).
     """
     try:
         table = pd.read_parquet(path) if path.suffix == ".parquet" else pd.read_csv(path, comment="#")
@@ -64,6 +74,12 @@ def read_columns(path: Path, columns: Columns) -> pd.DataFrame:
     problems += [f"{path}: unknown column {c}; allowed: {', '.join(allowed)}" for c in sorted(names - set(allowed))]
     if not problems and table.empty:
         problems.append(f"{path}: no rows")
+    problems += [
+        f"{path}: row {i + 1}: {c} is empty"
+        for c in columns.required
+        if c in names and c not in (*columns.whole, *columns.positive)
+        for i in np.flatnonzero(table[c].isna())[:5]
+    ]
     if problems:
         raise InputError(*problems)
     for column in (*columns.whole, *columns.positive):
@@ -78,8 +94,7 @@ def read_columns(path: Path, columns: Columns) -> pd.DataFrame:
             bad |= numbers <= 0
             rule = "a number > 0"
         problems += [
-            f"{path}: row {i + 1}: {column} is {table[column].iloc[i]}, must be {rule}"
-            for i in np.flatnonzero(bad)[:5]
+            f"{path}: row {i + 1}: {column} is {table[column].iloc[i]}, must be {rule}" for i in np.flatnonzero(bad)[:5]
         ]
         table[column] = numbers.fillna(0).astype(np.int64) if column in columns.whole else numbers
     if problems:
@@ -91,18 +106,17 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.2 scalars (``off`` is a word, ``1e-3`` a number), and no key twice."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(k, deep=True) for k, _ in node.value]
+        written = [k for k, _ in node.value if k.tag != "tag:yaml.org,2002:merge"]
+        keys = [self.construct_object(k, deep=True) for k in written]
         for i, key in enumerate(keys):
             if key in keys[:i]:
-                mark = node.value[i][0].start_mark
+                mark = written[i].start_mark
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", mark)
         return super().construct_mapping(node, deep)
 
 
 _Loader.yaml_implicit_resolvers = {
-    first: [
-        (tag, form) for tag, form in resolvers if tag not in {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"}
-    ]
+    first: [(tag, form) for tag, form in resolvers if tag not in {"tag:yaml.org,2002:bool", "tag:yaml.org,2002:float"}]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _Loader.add_implicit_resolver("tag:yaml.org,2002:bool", re.compile(r"^(?:true|false)$"), list("tf"))
@@ -121,6 +135,8 @@ def parse_yaml(text: str, where: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
+    except RecursionError as error:
+        raise InputError(f"{where}: is nested too deeply") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f": line {mark.line + 1}, column {mark.column + 1}" if mark else ""
@@ -154,6 +170,19 @@ def write_atomic(path: Path, content: bytes | str) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def to_json(value: Any) -> str:
+    """A JSON document; what is not a number becomes null."""
+
+    def clean(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {str(k): clean(v) for k, v in item.items()}
+        if isinstance(item, list | tuple):
+            return [clean(v) for v in item]
+        return None if isinstance(item, float) and not np.isfinite(item) else item
+
+    return json.dumps(clean(value), indent=1, default=str, allow_nan=False) + "\n"
 
 
 @contextmanager

@@ -1,11 +1,11 @@
 """One function a metric: records in, number out. NaN where nothing was measured.
 
-All take records already cut to the measured window; rates divide by the window's length.
+All but ``backlog`` take records already cut to the measured window; rates divide by the window's length.
 """
 
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -20,10 +20,11 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The measured part of a run, seconds."""
+    """The measured part of a run, seconds; ``by`` says which of its requests count."""
 
     start_s: float
     end_s: float
+    by: Literal["arrival", "finish"] = "finish"
 
     @property
     def seconds(self) -> float:
@@ -31,28 +32,36 @@ class Window:
         return self.end_s - self.start_s
 
 
-def window(records: Records, warmup_requests: int, *, until_last_arrival: bool) -> Window:
-    """From the finish of the ``warmup_requests``-th request (0: the start) to the last arrival or the end."""
-    finishes = np.sort(records.requests["finish_s"].dropna().to_numpy())
-    end_s = float(records.steps["end_s"].iloc[-1]) if len(records.steps) else 0.0
-    if warmup_requests == 0:
+def window(records: Records, warmup_requests: int, *, open_loop: bool, until_last_arrival: bool) -> Window:
+    """The measured part of a run.
+
+    A closed loop is measured from the finish of the ``warmup_requests``-th request (0: from the start) and counts
+    what finishes inside. An open loop is measured from the arrival after the ``warmup_requests``-th and counts what
+    arrives inside: the same requests for every policy. Both end with the last arrival or the last step.
+    """
+    last_s = float(records.steps["end_s"].iloc[-1]) if len(records.steps) else 0.0
+    end_s = min(last_s, records.last_arrival_s) if until_last_arrival else last_s
+    column = "arrival_s" if open_loop else "finish_s"
+    times = np.sort(records.requests[column].dropna().to_numpy())
+    if open_loop:
+        start_s = float(times[warmup_requests]) if len(times) > warmup_requests else end_s
+    elif warmup_requests == 0:
         start_s = 0.0
-    elif len(finishes) >= warmup_requests:
-        start_s = float(finishes[warmup_requests - 1])
     else:
-        start_s = end_s
-    if until_last_arrival:
-        end_s = min(end_s, records.last_arrival_s)
-    return Window(start_s, max(end_s, start_s))
+        start_s = float(times[warmup_requests - 1]) if len(times) >= warmup_requests else end_s
+    return Window(start_s, max(end_s, start_s), "arrival" if open_loop else "finish")
 
 
 def cut(records: Records, part: Window) -> Records:
-    """Steps that end, and requests that finish, inside the window."""
+    """Steps that end inside the window, and the requests that count. Blocks stay whole: they have no time."""
     steps, requests = records.steps, records.requests
     steps = steps[(steps["end_s"] > part.start_s) & (steps["end_s"] <= part.end_s)]
-    done = (requests["finish_s"] > part.start_s) & (requests["finish_s"] <= part.end_s)
+    if part.by == "arrival":
+        counts = (requests["arrival_s"] >= part.start_s) & (requests["arrival_s"] <= part.end_s)
+    else:
+        counts = (requests["finish_s"] > part.start_s) & (requests["finish_s"] <= part.end_s)
     gaps = records.gaps[records.gaps["step"].isin(steps["step"])]
-    return Records(steps, requests[done], records.blocks, gaps, records.last_arrival_s, records.notes)
+    return Records(steps, requests[counts], records.blocks, gaps, records.last_arrival_s, records.notes)
 
 
 def output_tok_s(records: Records, part: Window) -> float:
@@ -62,7 +71,7 @@ def output_tok_s(records: Records, part: Window) -> float:
 
 
 def requests_per_s(records: Records, part: Window) -> float:
-    """Requests finished per second."""
+    """Requests that count per second: those that finished (closed loop) or arrived (open loop)."""
     return _ratio(len(records.requests), part.seconds)
 
 
@@ -136,16 +145,21 @@ def slo_met(requests: "pd.DataFrame", slo: Slo) -> "pd.Series[bool]":
 
 
 def goodput_rps(records: Records, part: Window, slo: Slo) -> float:
-    """Requests per second that finished within every limit of the SLO."""
+    """Requests per second that met every limit of the SLO."""
     return _ratio(slo_met(records.requests, slo).sum(), part.seconds)
+
+
+def backlog(records: Records, part: Window) -> float:
+    """Share of the requests that arrived by the end of the window and had not finished then: overload shows here."""
+    requests = records.requests
+    arrived = requests["arrival_s"] <= part.end_s
+    return _ratio((arrived & ~(requests["finish_s"] <= part.end_s)).sum(), arrived.sum())
 
 
 def time_shares(records: Records, part: Window) -> dict[str, float]:
     """Share of the window spent in draft, verify, overhead, prefill, and idle."""
     steps = records.steps
-    shares = {
-        name: _ratio(steps[f"{name}_s"].sum(), part.seconds) for name in ("draft", "verify", "overhead", "prefill")
-    }
+    shares = {name: _ratio(steps[f"{name}_s"].sum(), part.seconds) for name in ("draft", "verify", "overhead", "prefill")}
     return shares | {"idle": max(0.0, 1 - sum(shares.values()))}
 
 
@@ -159,7 +173,7 @@ def summary(records: Records, part: Window, slo: Slo | None) -> dict[str, float]
     }
     row = {
         "window_s": part.seconds,
-        "finished": float(len(inside.requests)),
+        "requests": float(len(inside.requests)),
         "rounds": float((inside.steps["decoding"] > 0).sum()),
         "output_tok_s": output_tok_s(inside, part),
         "requests_per_s": requests_per_s(inside, part),
@@ -174,7 +188,9 @@ def summary(records: Records, part: Window, slo: Slo | None) -> dict[str, float]
     row |= {f"itl_p{q}_ms": 1e3 * itl_s(inside.gaps, q) for q in PERCENTILES}
     if slo is not None:
         row["goodput_rps"] = goodput_rps(inside, part, slo)
+        row["slo_met"] = _ratio(slo_met(inside.requests, slo).sum(), len(inside.requests))
     row |= {f"share_{name}": share for name, share in time_shares(inside, part).items()}
+    row["backlog"] = backlog(records, part)
     row["evictions"] = float(inside.steps["evicted"].sum())
     row["kv_blocks_peak"] = float(inside.steps["kv_blocks"].max()) if len(inside.steps) else nan
     prompts = inside.requests["prompt_len"].sum()

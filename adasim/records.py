@@ -29,7 +29,7 @@ class StepRecord(NamedTuple):
     verify_s: float
     overhead_s: float
     prefill_s: float
-    kv_blocks: int  # in use when it ended, before finished requests left; prefix cache included
+    kv_blocks: int  # in use while it ran, reservations and prefix cache included
     context: float  # mean context of the decoding requests, tokens
     evicted: int  # requests sent back to the queue
 
@@ -49,7 +49,7 @@ class RequestRecord(NamedTuple):
     tokens: int  # output tokens given
     rounds: int  # rounds it took part in
     draft_tokens: int
-    verify_tokens: int
+    verify_tokens: int  # padding not counted
     accepted: int
     evictions: int
     cached_tokens: int  # prompt tokens found in the prefix cache at first admission

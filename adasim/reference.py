@@ -37,7 +37,7 @@ class Reference(Component):
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        path = find(self.file, "reference.file")
+        path = find(self.file, "file")
         names = ("policy", "at", "value", "role")
         table = read_columns(path, Columns(names, ("note",), positive=("at", "value")))
         wrong = sorted(set(table["role"]) - {"input", "predicted"})

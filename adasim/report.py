@@ -47,7 +47,12 @@ SUMMARY = {
     "tpot_p99_ms": "TPOT p99 ms",
     "itl_p99_ms": "ITL p99 ms",
     "goodput_rps": "goodput req/s",
+    "slo_met": "met SLO",
+    "verify_tokens_per_round": "tokens/verify",
+    "prefix_hit_rate": "prefix hits",
+    "evictions": "evictions",
 }
+ONLY_IF_ANY = {"prefix_hit_rate", "evictions"}
 UNITS = {"output_tok_s": "tok/s", "tpot_p50_ms": "ms per token", "goodput_rps": "good requests/s"}
 
 
@@ -65,9 +70,11 @@ class Story:
     notes: list[str]  # extrapolations, replaced sweeps, failed trials
     seeds: int
     trials: tuple[int, int]  # finished, planned
+    kind: str = "simulated"  # or "measured": how figures are marked
     goodput: bool = False
     reference: "ReferenceStory | None" = None
     slo: list[str] = field(default_factory=list)
+    policies: list[str] = field(default_factory=list)  # label: parameters
 
 
 @dataclass(slots=True)
@@ -81,6 +88,7 @@ class ReferenceStory:
     mean_abs_error: float
     max_abs_error: float
     side_margin: float | None
+    x_value: Any = None  # of ``x`` where it was not swept
 
 
 @dataclass(slots=True)
@@ -103,7 +111,8 @@ def tabulate(trials: pd.DataFrame, story: Story) -> Tables:
     error = nan
     if story.reference is not None:
         r = story.reference
-        tables.reference, tables.errors = compare(summary, r.cells, r.x, r.metric)
+        ours = summary if r.x in summary else summary.assign(**{r.x: r.x_value})
+        tables.reference, tables.errors = compare(ours, r.cells, r.x, r.metric)
         error = tables.errors["mean_abs"]
     members = summary[summary["picked"].isna()]
     tables.best = best_by_point(trials, members, design, error)
@@ -122,11 +131,9 @@ def failures(tables: Tables, story: Story) -> list[str]:
         says.append(f"mean error {tables.errors['mean_abs']:.1%} exceeds {r.mean_abs_error:.1%}")
     held_out = table[table["role"] == "predicted"]
     for _, cell in held_out[held_out["error"].abs() > r.max_abs_error].iterrows():
-        says.append(
-            f"{cell['policy']} at {cell['at']:g}: off by {cell['error']:+.1%}, allowed {r.max_abs_error:.0%}"
-        )
+        says.append(f"{cell['policy']} at {cell['at']:g}: off by {cell['error']:+.1%}, allowed {r.max_abs_error:.0%}")
     if r.side_margin is not None:
-        clear = (held_out["reference"] - 1).abs() > r.side_margin
+        clear = ((held_out["reference"] - 1).abs() > r.side_margin) & held_out["predicted"].notna()
         wrong = held_out[clear & ((held_out["reference"] > 1) != (held_out["predicted"] > 1))]
         says += [f"{c['policy']} at {c['at']:g}: on the wrong side of 1" for _, c in wrong.iterrows()]
     return says
@@ -146,6 +153,7 @@ def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
         story.design,
         goodput=story.goodput,
         metric=story.reference.metric if story.reference else RATIO,
+        mark=story.kind,
     )
     for folder in ("tables", "figures"):
         (out / folder).mkdir(exist_ok=True)
@@ -170,6 +178,7 @@ def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    pages.filters["cell"] = lambda text: text.replace("|", "\\|")
     shared = {
         "story": story,
         "version": __version__,
@@ -189,18 +198,20 @@ def answer(tables: Tables, story: Story) -> list[str]:
     """What to do, a sentence a point."""
     says, goal = [], story.design.goal
     for _, row in tables.best.iterrows():
-        place = ", ".join(f"{p.rsplit('.', 1)[-1]} {row[p]}" for p in story.design.point)
+        point = story.design.point
+        place = ", ".join(f"{name} {row[p]}" for name, p in zip(_short(point), point, strict=True))
         start = f"At {place}: " if place else ""
         parts = []
         if "static" in row and not pd.isna(row.get("static")):
-            parts.append(f"best static is {_choice(row, 'static', goal)}")
+            parts.append(f"best static rule is {_choice(row, 'static', goal)}")
         if "adaptive" in row and not pd.isna(row.get("adaptive")):
             parts.append(f"best adaptive is {_choice(row, 'adaptive', goal)}")
         if "verdict" in row and not pd.isna(row.get("verdict")):
             width = "" if isnan(row["gain_hw"]) else f" ± {row['gain_hw']:.1%}"
             parts.append(f"adaptive gains {row['gain']:+.1%}{width} over static: {row['verdict']}")
-        if parts:
-            says.append(start + "; ".join(parts) + ".")
+        if not parts:
+            parts.append(f"no policy reaches any {goal.words}")
+        says.append(start + "; ".join(parts) + ".")
     return says
 
 
@@ -232,8 +243,7 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
                 "Predicted beside published",
                 head,
                 rows,
-                "«input» cells fixed the model and do not count; «predicted» ones were not used. "
-                f"Source: {r.source}.",
+                f"«input» cells fixed the model and do not count; «predicted» ones were not used. Source: {r.source}.",
             )
         )
     if len(tables.crossover):
@@ -260,19 +270,20 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
 
 def _summary_table(title: str, summary: pd.DataFrame, design: Design, *, folded: bool = False) -> Table:
     names = [m for m in SUMMARY if m in summary and summary[m].notna().any()]
+    names = [m for m in names if m not in ONLY_IF_ANY or summary[m].any()]
     rows = []
     for _, row in summary.iterrows():
         label = str(row["policy"])
         if isinstance(row["picked"], str):
             label += f" = {row['picked'].removeprefix(label.removeprefix('best ')).strip()}"
-        rows.append(
-            [label, *(f"{row[p]}" for p in design.point), *(_number(row[m], row[f"{m}_hw"]) for m in names)]
-        )
+        rows.append([label, *(f"{row[p]}" for p in design.point), *(_number(row[m], row[f"{m}_hw"]) for m in names)])
     return Table(title, ["policy", *_short(design.point), *(SUMMARY[m] for m in names)], rows, folded=folded)
 
 
 def _short(fields: Sequence[str]) -> list[str]:
-    return [f.rsplit(".", 1)[-1] for f in fields]
+    """Last parts of dotted fields, whole ones where those are ambiguous."""
+    last = [f.rsplit(".", 1)[-1] for f in fields]
+    return [f if last.count(s) > 1 else s for f, s in zip(fields, last, strict=True)]
 
 
 def _number(value: float, half_width: float) -> str:

@@ -19,10 +19,11 @@ from rich.progress import (
 from rich.table import Table
 
 from adasim import report
+from adasim.files import to_json
 from adasim.tables import RATIO, Tables
 
 if TYPE_CHECKING:
-    from adasim.scenario import Plan
+    from adasim.plan import Plan
 
 
 @contextmanager
@@ -52,16 +53,12 @@ def progress_bar(total: int, done: int, *, quiet: bool) -> Iterator[Callable[[],
 def show_tables(story: report.Story, tables: Tables, out: Path) -> None:
     """The answer and one summary table."""
     console = Console(width=None if sys.stdout.isatty() else 140)
-    console.print(f"\n[bold]{story.title}[/bold] (simulated)")
-    metrics = [
-        m for m in (RATIO, "output_tok_s", "tau", "verify_len", "tpot_p50_ms") if tables.summary[m].notna().any()
-    ]
+    console.print(f"\n[bold]{story.title}[/bold] ({story.kind})")
+    metrics = [m for m in (RATIO, "output_tok_s", "tau", "verify_len", "tpot_p50_ms") if tables.summary[m].notna().any()]
     metrics += ["goodput_rps"] if story.goodput else []
     grouped = {a.label for a in story.design.arms if a.group}
     shown = tables.summary[~tables.summary["policy"].isin(grouped)]
-    table = Table(
-        "policy", *(p.rsplit(".", 1)[-1] for p in story.design.point), *(report.SUMMARY[m] for m in metrics)
-    )
+    table = Table("policy", *(p.rsplit(".", 1)[-1] for p in story.design.point), *(report.SUMMARY[m] for m in metrics))
     for i in range(1, len(table.columns)):
         table.columns[i].justify = "right"
     for policy, rows in shown.groupby("policy", sort=False):
@@ -72,7 +69,7 @@ def show_tables(story: report.Story, tables: Tables, out: Path) -> None:
     console.print(table)
     for line in report.answer(tables, story):
         console.print(f"• {line}", highlight=False)
-    if tables.errors:
+    if tables.errors.get("cells"):
         e = tables.errors
         console.print(
             f"• Against the published cells: mean error {e['mean_abs']:.1%}, worst {e['worst']:.1%} over "
@@ -98,7 +95,7 @@ def show_json(plan: "Plan", out: Path, tables: Tables | None, errors: list[str])
             table = getattr(tables, name)
             document[name] = None if table is None else json.loads(table.to_json(orient="records"))
         document["errors"] = tables.errors
-    print(json.dumps(document, indent=1))
+    print(to_json(document), end="")
 
 
 def show_errors(errors: list[str]) -> None:

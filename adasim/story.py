@@ -1,8 +1,12 @@
 """From a plan to what its report says."""
 
+from typing import Any
+
+from adasim.plan import Plan
 from adasim.report import ReferenceStory, Story
-from adasim.scenario import Plan, Scenario
+from adasim.scenario import Scenario
 from adasim.tables import GOODPUT, TPOT, Arm, Design, Role
+from adasim.types import Component
 
 STATIC_KINDS = {"fixed"}
 
@@ -25,11 +29,11 @@ def tell(plan: Plan, finished: int, notes: list[str]) -> Story:
         ]
         inputs += facts.inputs
         assumptions += facts.assumptions
-    inputs += [
-        f"{part} given in the scenario: {model.model_dump(mode='json', exclude_defaults=True)}"
-        for part, model in (("cost", scenario.backend.cost), ("acceptance", scenario.backend.acceptance))
-        if model is not None
-    ]
+    inputs += [f"{part} given in the scenario: {_plain(model)}" for part, model in scenario.backend.inputs.items()]
+    inputs.append(f"workload: {_plain(scenario.workload)}")
+    outside = {"kind", "profile", *scenario.backend.inputs}
+    limits = scenario.backend.model_dump(mode="json", exclude=outside, exclude_none=True)
+    inputs.append(f"engine: {_words(limits)}")
     inputs += [f"file {name}, SHA-256 {digest[:16]}" for name, digest in plan.files.items()]
     return Story(
         name=scenario.name,
@@ -45,6 +49,8 @@ def tell(plan: Plan, finished: int, notes: list[str]) -> Story:
         goodput=scenario.slo is not None,
         reference=_reference(scenario),
         slo=_slo(scenario),
+        policies=_policies(plan),
+        kind=scenario.backend.mark,
     )
 
 
@@ -52,9 +58,7 @@ def design(plan: Plan) -> Design:
     """The first swept field that holds numbers is the axis of figures; the others are facets."""
     swept = {k: [t.point[k] for t in plan.trials] for k in (plan.trials[0].point if plan.trials else {})}
     numeric = [
-        k
-        for k, values in swept.items()
-        if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
+        k for k, values in swept.items() if all(isinstance(v, int | float) and not isinstance(v, bool) for v in values)
     ]
     x = numeric[0] if numeric else None
     group = {label: name for name, labels in plan.groups.items() for label in labels}
@@ -77,7 +81,10 @@ def _reference(scenario: Scenario) -> ReferenceStory | None:
     r = scenario.reference
     if r is None:
         return None
-    return ReferenceStory(r.source, r.cells, r.field, r.metric, r.mean_abs_error, r.max_abs_error, r.side_margin)
+    at: Any = scenario.model_dump(mode="json")
+    for part in r.field.split("."):
+        at = at.get(part) if isinstance(at, dict) else None
+    return ReferenceStory(r.source, r.cells, r.field, r.metric, r.mean_abs_error, r.max_abs_error, r.side_margin, at)
 
 
 def _slo(scenario: Scenario) -> list[str]:
@@ -85,3 +92,22 @@ def _slo(scenario: Scenario) -> list[str]:
         return []
     limits = scenario.slo.model_dump(exclude_none=True)
     return [f"{name.removesuffix('_ms').upper()} <= {value:g} ms" for name, value in limits.items()]
+
+
+def _policies(plan: Plan) -> list[str]:
+    """One line a policy, one a group."""
+    group = {label: name for name, labels in plan.groups.items() for label in labels}
+    lines = [
+        f"{p.label}: {_words(p.model_dump(mode='json', exclude={'name'}))}"
+        for p in plan.scenario.policies
+        if p.label not in group
+    ]
+    return lines + [f"{name}, searched over: {'; '.join(labels)}" for name, labels in plan.groups.items()]
+
+
+def _plain(component: Component) -> str:
+    return _words(component.model_dump(mode="json", exclude_none=True))
+
+
+def _words(fields: dict[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in fields.items())

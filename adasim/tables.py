@@ -10,7 +10,6 @@ import pandas as pd
 from scipy.special import stdtrit
 
 Role = Literal["baseline", "static", "adaptive", "bound"]
-BASELINE = "off"
 RATIO = "speedup"
 CONFIDENCE = 0.95
 MATERIAL = 0.01  # smaller gains are never called better or worse
@@ -32,20 +31,26 @@ class Goal:
     metric: str
     words: str
     lower_is_better: bool = False
+    then_least: str | None = None  # decides between policies less than 1 % apart
 
     def ratio(self, one: "pd.Series[float]", other: "pd.Series[float]") -> "pd.Series[float]":
         """How many times better ``one`` is."""
         return other / one if self.lower_is_better else one / other
 
-    def best(self, table: pd.DataFrame) -> "pd.Series[Any]":
-        """The row that does best."""
+    def best(self, table: pd.DataFrame) -> "pd.Series[Any] | None":
+        """The row that does best; None when nothing was measured, or nothing reached more than 0."""
         values = table[self.metric] * (-1 if self.lower_is_better else 1)
+        if values.isna().all() or not values.any():
+            return None
+        if self.then_least is not None:
+            alike = values >= values.max() - MATERIAL * abs(values.max())
+            values = -table[self.then_least].where(alike)
         return table.iloc[int(values.argmax())]
 
 
 THROUGHPUT = Goal("output_tok_s", "output tokens/s")
 TPOT = Goal("tpot_p50_ms", "median TPOT", lower_is_better=True)
-GOODPUT = Goal("goodput_rps", "goodput")
+GOODPUT = Goal("goodput_rps", "goodput", then_least="tpot_p50_ms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +99,10 @@ def half_width(values: np.ndarray) -> float:
 
 
 def with_speedup(trials: pd.DataFrame, design: Design) -> pd.DataFrame:
-    """Adds the speed over that of ``off`` at the same point and seed (NaN without it): paired."""
+    """Adds the speed over that of plain decoding at the same point and seed (NaN without it): paired."""
     keys, metric = [*design.point, "seed"], design.speed.metric
-    base = trials[trials["policy"] == BASELINE][[*keys, metric]]
+    baseline = [a.label for a in design.arms if a.role == "baseline"]
+    base = trials[trials["policy"].isin(baseline)][[*keys, metric]]
     joined = trials.merge(base.rename(columns={metric: "_base"}), on=keys, how="left")
     joined[RATIO] = design.speed.ratio(joined[metric], joined["_base"])
     return joined.drop(columns="_base")
@@ -104,11 +110,11 @@ def with_speedup(trials: pd.DataFrame, design: Design) -> pd.DataFrame:
 
 def summarise(trials: pd.DataFrame, design: Design) -> pd.DataFrame:
     """Mean and ``_hw`` half-width of every metric by policy and point, in the order of the policies."""
-    values = [c for c in trials.columns if c not in {"policy", "seed", *design.point}]
+    values = [c for c in trials.columns if c not in {"policy", "seed", "backend", *design.point}]
     keys = ["policy", *design.point]
     rows = []
     for key, part in trials.groupby(keys, sort=False, dropna=False):
-        row = dict(zip(keys, key, strict=True)) | {"seeds": len(part)}
+        row = dict(zip(keys, key, strict=True)) | {"backend": part["backend"].iloc[0], "seeds": len(part)}
         for v in values:
             numbers = part[v].to_numpy(dtype=float)
             row[v] = float(np.mean(numbers))
@@ -125,7 +131,8 @@ def best_of_groups(summary: pd.DataFrame, design: Design) -> pd.DataFrame:
     group = summary["policy"].map({a.label: a.group for a in design.arms})
     rows = []
     for key, part in summary[group.notna()].groupby([group, *design.point], sort=False):
-        row = design.goal.best(part).copy()
+        best = design.goal.best(part)
+        row = (part.iloc[0] if best is None else best).copy()
         row["picked"] = row["policy"]
         row["policy"] = f"best {key[0]}"
         rows.append(row)
@@ -149,9 +156,9 @@ def best_by_point(tables_trials: pd.DataFrame, summary: pd.DataFrame, design: De
         best: dict[str, str] = {}
         for name, roles in (("static", {"baseline", "static"}), ("adaptive", {"adaptive"})):
             some = part[part["policy"].map(role).isin(roles)]
-            if some.empty:
+            chosen = None if some.empty else design.goal.best(some)
+            if chosen is None:
                 continue
-            chosen = design.goal.best(some)
             best[name] = str(chosen["policy"])
             row |= {name: chosen["policy"], f"{name}_speedup": chosen[RATIO]}
             row[f"{name}_{design.goal.metric}"] = chosen[design.goal.metric]
@@ -177,7 +184,9 @@ def paired_gain(
 def verdict(gain: float, width: float, error: float) -> str:
     """better, worse, or cannot tell: a gain must exceed 1 %, the noise over seeds and the model's known error."""
     bound = np.nanmax([width, error, MATERIAL])
-    if np.isnan(width) or np.isnan(gain) or abs(gain) <= bound:
+    if np.isnan(width):
+        return "cannot tell (one seed shows no noise)"
+    if np.isnan(gain) or abs(gain) <= bound:
         return "cannot tell"
     return "better" if gain > 0 else "worse"
 
@@ -229,9 +238,7 @@ def _no_crossing(curve: pd.Series) -> str:
     return "rises through 1"
 
 
-def compare(
-    summary: pd.DataFrame, cells: pd.DataFrame, x: str, metric: str
-) -> tuple[pd.DataFrame, dict[str, float]]:
+def compare(summary: pd.DataFrame, cells: pd.DataFrame, x: str, metric: str) -> tuple[pd.DataFrame, dict[str, float]]:
     """Predictions beside reference cells, and the errors over those that were predicted.
 
     Args:

@@ -3,9 +3,10 @@
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterator
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -14,6 +15,8 @@ from adasim.files import find
 
 HASH_BLOCK = 512  # prompt tokens per hash id (Mooncake)
 MAX_PROBLEMS = 10
+MAX_TOKENS = 10_000_000
+AZURE_TIME = re.compile(r"(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)?")
 
 TraceFormat = Literal["azure", "mooncake", "vidur"]
 CSV_COLUMNS: dict[TraceFormat, tuple[str, str, str]] = {
@@ -32,19 +35,17 @@ class TraceRow(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def _read(
-    path: Path, modified_ns: int, form: TraceFormat | None, limit: int | None, skip_empty: bool
-) -> list[TraceRow]:
+def _read(path: Path, modified_ns: int, form: TraceFormat | None, limit: int | None, skip_empty: bool) -> list[TraceRow]:
     problems: list[str] = []
     rows: list[TraceRow] = []
-    with path.open(newline="", encoding="utf-8") as lines:
+    with path.open(newline="", encoding="utf-8-sig") as lines:
         for number, parse in _records(path, lines, form):
             if limit is not None and len(rows) == limit:
                 break
             try:
                 row = parse()
                 _check(row, rows[-1] if rows else None, skip_empty)
-            except (KeyError, TypeError, ValueError) as error:
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
                 what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
                 problems.append(f"{path}: line {number}: {what}")
                 if len(problems) == MAX_PROBLEMS:
@@ -71,18 +72,19 @@ def read_trace(
     Raises:
         InputError: no such file, or lines that are malformed or out of order; the first ten are named.
     """
-    path = find(name, "workload.path")
-    return _read(path, path.stat().st_mtime_ns, form, limit, skip_empty)
+    path = find(name, "path")
+    try:
+        return _read(path, path.stat().st_mtime_ns, form, limit, skip_empty)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as a trace: {error}") from error
 
 
-def _records(
-    path: Path, lines: Iterator[str], form: TraceFormat | None
-) -> Iterator[tuple[int, Callable[[], TraceRow]]]:
+def _records(path: Path, lines: Iterator[str], form: TraceFormat | None) -> Iterator[tuple[int, Callable[[], TraceRow]]]:
     """Line number and parser of every record."""
     if form == "mooncake" or (form is None and path.suffix in {".jsonl", ".json"}):
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield number, lambda line=line: _mooncake(json.loads(line))  # type: ignore[misc]
+                yield number, partial(_json_row, line)
         return
     reader = csv.DictReader(lines)
     header = reader.fieldnames or []
@@ -90,13 +92,14 @@ def _records(
     if not known or (form is not None and form not in known):
         wanted = "; ".join(f"{f}: {','.join(c)}" for f, c in CSV_COLUMNS.items() if form in {None, f})
         raise InputError(f"{path}: line 1: columns {','.join(header) or '(none)'}; expected {wanted}")
-    time, prompt, output = CSV_COLUMNS[known[0]]
     clock = _azure_seconds if known[0] == "azure" else float
+    names = CSV_COLUMNS[known[0]]
     for row in reader:
-        yield (
-            reader.line_num,
-            lambda row=row: TraceRow(clock(row[time]), _count(row[prompt]), _count(row[output])),  # type: ignore[misc]
-        )
+        yield reader.line_num, partial(_csv_row, row, names, clock)
+
+
+def _json_row(line: str) -> TraceRow:
+    return _mooncake(json.loads(line))
 
 
 def _mooncake(row: dict[str, Any]) -> TraceRow:
@@ -113,17 +116,37 @@ def _mooncake(row: dict[str, Any]) -> TraceRow:
 
 
 def _azure_seconds(text: str) -> float:
-    whole, _, fraction = text.strip().partition(".")
-    stamp = datetime.strptime(whole, "%Y-%m-%d %H:%M:%S")
-    return (stamp - datetime(2000, 1, 1)).total_seconds() + (float("0." + fraction) if fraction else 0.0)
+    found = AZURE_TIME.fullmatch(text.strip())
+    if found is None:
+        raise ValueError(f"{text!r} is not a time like 2023-11-16 18:17:03.9799600")
+    day, clock, fraction, zone = found.groups()
+    stamp = datetime.fromisoformat(f"{day}T{clock}{(zone or '+00:00').replace('Z', '+00:00')}")
+    return stamp.timestamp() + float(fraction or 0)
 
 
-def _count(value: str | int | None) -> int:
-    if isinstance(value, bool) or value is None:
-        raise ValueError(f"{value!r} is not a token count")
-    number = int(value)
-    if number != float(value) or number < 0:
-        raise ValueError(f"{value!r} is not a token count")
+def _csv_row(row: dict[str, Any], names: tuple[str, str, str], clock: Callable[[str], float]) -> TraceRow:
+    if None in row:
+        raise ValueError("more fields than the header has")
+    time, prompt, output = (row[n] for n in names)
+    if time is None:
+        raise ValueError(f"{names[0]} is missing")
+    try:
+        return TraceRow(clock(time), _count(prompt), _count(output))
+    except ValueError as error:
+        if "could not convert" in str(error):
+            raise ValueError(f"{time!r} is not a number of seconds") from error
+        raise
+
+
+def _count(value: str | float | None) -> int:
+    """A token count, from text or JSON."""
+    try:
+        number = int(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else -1
+        whole = number >= 0 and number == float(str(value)) and number <= MAX_TOKENS
+    except (ValueError, OverflowError):
+        whole = False
+    if not whole:
+        raise ValueError(f"{value!r:.40} is not a token count (a whole number, 0..{MAX_TOKENS})")
     return number
 
 

@@ -17,11 +17,11 @@ Seconds inside, milliseconds in files that people write and in reports.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -151,6 +151,12 @@ class Slo(Component):
     ttft_ms: float | None = Field(default=None, gt=0)
     tpot_ms: float | None = Field(default=None, gt=0)
     e2e_ms: float | None = Field(default=None, gt=0)
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> Self:
+        if self.ttft_ms is None and self.tpot_ms is None and self.e2e_ms is None:
+            raise ValueError("give at least one of ttft_ms, tpot_ms, e2e_ms")
+        return self
 
 
 class StepSeconds(NamedTuple):

@@ -4,62 +4,15 @@ from abc import ABC, abstractmethod
 from typing import Annotated, Literal, Self
 
 import numpy as np
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Discriminator, Field, PrivateAttr, Tag, model_validator
 
 from adasim.errors import InputError
+from adasim.lengths import AnyLength, FixedLength
 from adasim.traces import TraceFormat, TraceRow, read_trace
 from adasim.types import Component, FloatArray, IntArray, Request
 
 Weight = Annotated[float, Field(ge=0)]
 Mix = dict[str, Weight]
-
-
-class FixedLength(Component):
-    """Always the same."""
-
-    kind: Literal["fixed"] = "fixed"
-    tokens: int = Field(ge=1)
-
-    def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` lengths."""
-        return np.full(n, self.tokens, dtype=np.int64)
-
-
-class LognormalLength(Component):
-    """Log-normal with this mean and coefficient of variation, rounded, clipped to minimum..maximum."""
-
-    kind: Literal["lognormal"] = "lognormal"
-    mean: float = Field(gt=0)
-    cv: float = Field(gt=0)
-    minimum: int = Field(default=1, ge=1)
-    maximum: int = Field(default=32768, ge=1)
-
-    def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` lengths."""
-        sigma = np.sqrt(np.log1p(self.cv**2))
-        values = rng.lognormal(np.log(self.mean) - sigma**2 / 2, sigma, n)
-        return np.rint(values).astype(np.int64).clip(self.minimum, self.maximum)
-
-
-class UniformLength(Component):
-    """Every whole number from ``minimum`` to ``maximum`` alike."""
-
-    kind: Literal["uniform"] = "uniform"
-    minimum: int = Field(ge=1)
-    maximum: int = Field(ge=1)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.maximum < self.minimum:
-            raise ValueError("maximum is below minimum")
-        return self
-
-    def draw(self, rng: np.random.Generator, n: int) -> IntArray:
-        """``n`` lengths."""
-        return rng.integers(self.minimum, self.maximum + 1, n)
-
-
-AnyLength = Annotated[FixedLength | LognormalLength | UniformLength, Field(discriminator="kind")]
 
 
 class DriftPoint(Component):
@@ -109,11 +62,19 @@ def normalised(mix: Mix, domains: list[str]) -> list[float]:
     return [mix.get(d, 0.0) / total for d in domains]
 
 
+def _mix_or_drift(value: object) -> str:
+    """Which of the two a value is meant to be."""
+    return "drift" if isinstance(value, Drift) or (isinstance(value, dict) and "kind" in value) else "mix"
+
+
+AnyMix = Annotated[Annotated[Mix, Tag("mix")] | Annotated[Drift, Tag("drift")], Discriminator(_mix_or_drift)]
+
+
 class Workload(Component, ABC):
     """Requests with domains, lengths and arrival times; the same ones for every policy."""
 
     kind: str
-    domains: Mix | Drift = Field(default={"default": 1.0})
+    domains: AnyMix = Field(default={"default": 1.0})
 
     @model_validator(mode="after")
     def _mixes(self) -> Self:
@@ -255,7 +216,7 @@ class Trace(Workload):
     def _read(self) -> Self:
         self._rows = read_trace(self.path, self.format, self.limit, skip_empty=self.skip_empty)
         if not self._rows:
-            raise InputError(f"workload.path: {self.path} holds no request")
+            raise InputError(f"{self.path}: holds no request")
         return self
 
     def generate(self, seed: int) -> list[Request]:

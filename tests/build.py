@@ -3,11 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+from adasim.plan import Plan, expand
 from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
 from adasim.policies.off import Off
 from adasim.records import Records
-from adasim.scenario import Plan, Scenario, expand, validate
+from adasim.scenario import Scenario, validate
 
 SHARED = Path(__file__).parents[2] / "shared"
 

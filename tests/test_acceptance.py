@@ -38,7 +38,7 @@ def test_budgets_reproduce_their_points() -> None:
 def test_harden_scales_tau() -> None:
     curve = DFLASH.survival(15)
     assert tau(harden(curve, 0.78)) == pytest.approx(0.78 * 7.09)
-    with pytest.raises(InputError, match=r"asks for tau 21\.3; allowed 1\.\.16"):
+    with pytest.raises(InputError, match=r"asks for tau 21\.3; possible: 1\.\.16"):
         harden(curve, 3.0)
 
 
@@ -100,9 +100,8 @@ def test_spread_makes_requests_differ() -> None:
 
 
 def test_hardness_is_standard_normal_and_correlated() -> None:
-    g = np.concatenate([hardness(np.random.default_rng(i), 2000, 0.2, 0.5, 4.0) for i in range(200)]).reshape(
-        200, -1
-    )
+    rngs = [(np.random.default_rng([i, 0]), np.random.default_rng([i, 1])) for i in range(200)]
+    g = np.stack([hardness(own, shared, 2000, 0.2, 0.5, 4.0) for own, shared in rngs])
     assert g.mean() == pytest.approx(0, abs=0.05)
     assert g.var() == pytest.approx(1, abs=0.05)
     for lag in (1, 4, 12):
@@ -123,6 +122,19 @@ def test_shorter_blocks_gain_from_correlation() -> None:
         backend=backend(acceptance=acceptance),
     )
     assert metrics.tau(records) == pytest.approx(predicted, rel=0.02)
+
+
+@pytest.mark.parametrize("correlation", [0.0, 0.5])
+def test_luck_does_not_depend_on_lengths(correlation: float) -> None:
+    """A longer output begins with the same luck; so does a longer block, up to its own length."""
+    model = CurveAcceptance(curves={"d": Geometric(alpha=0.8)}, correlation=correlation, spread=correlation / 5)
+
+    def luck(output_len: int, max_draft_len: int) -> np.ndarray:
+        return model.luck([Request(3, 0, 10, output_len)], ["d"], 1, max_draft_len).run[:80]
+
+    assert luck(100, 15).tolist() == luck(177, 15).tolist()
+    if not correlation:  # with it, thresholds depend on the block that the curve belongs to
+        assert luck(100, 7).tolist() == luck(100, 15).clip(max=7).tolist()
 
 
 def test_thresholds_of_independent_text_are_normal_quantiles() -> None:
@@ -156,8 +168,8 @@ def test_confidence_is_calibrated() -> None:
 def test_temperature_and_context_scale_tau() -> None:
     hot = CurveAcceptance(curves={"d": DFLASH}, temperature=0.5, tau_by_temperature={0.0: 1.0, 1.0: 0.8})
     assert tau(hot.survival("d", 15)) == pytest.approx(0.9 * 7.09)
-    with pytest.raises(InputError, match=r"tau_by_temperature: 2.0 is outside 0.0..1.0"):
-        hot.model_copy(update={"temperature": 2.0}).survival("d", 15)
+    with pytest.raises(ValidationError, match=r"tau_by_temperature: 2.0 is outside 0.0..1.0"):
+        CurveAcceptance(curves={"d": DFLASH}, temperature=2.0, tau_by_temperature={0.0: 1.0, 1.0: 0.8})
     with pytest.raises(ValidationError, match="no effect"):
         CurveAcceptance(curves={"d": DFLASH}, temperature=1.0)
 
@@ -166,7 +178,7 @@ def test_temperature_and_context_scale_tau() -> None:
     far = long.luck([Request(0, 0, 6800, 3000)], ["d"], 0, 15).run.mean()
     assert far < 0.85 * near
     with pytest.raises(InputError, match=r"request 3 has context 9000\.\.12000; covered 100\.\.10000"):
-        long.luck([Request(3, 0, 9000, 3000)], ["d"], 0, 15)
+        long.check_requests([Request(3, 0, 9000, 3000)])
 
 
 def test_unknown_domain_is_refused() -> None:
@@ -186,8 +198,11 @@ def test_recorded_replay(tmp_path: Path) -> None:
     model.check(["math"], 15)
     with pytest.raises(InputError, match="no recorded request of domain code; there are math"):
         model.check(["code"], 15)
-    with pytest.raises(InputError, match="a recorded run of 3, the engine drafts 2"):
-        model.check(["math"], 2)
+    with pytest.raises(InputError, match="recorded with 15 drafts a block, the engine drafts 20"):
+        model.check(["math"], 20)
+    assert model.luck([Request(0, 0, 10, 4)], ["math"], 0, 2).run.tolist() == [2, 2, 2, 1]
+    with pytest.raises(InputError, match=r"a run of 3, but acceptance.max_draft_len says 2"):
+        RecordedAcceptance(file=str(tmp_path / "runs.csv"), max_draft_len=2).check(["math"], 2)
 
 
 @pytest.mark.parametrize(

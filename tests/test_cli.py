@@ -9,11 +9,14 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 
 from adasim.cli import main
+from adasim.policies.fixed import Fixed
 from adasim.scenario import packaged
+from adasim.types import BatchView, DraftView, IntArray
 from tests.build import closed, config
 
 SMALL = ["--set", "sweep.workload.concurrency=[2]", "--set", "seeds=[0]"]
@@ -43,9 +46,7 @@ def adasim(*arguments: str | Path) -> int:
 @pytest.fixture
 def scenario_file(tmp_path: Path) -> Path:
     path = tmp_path / "mine.yaml"
-    path.write_text(
-        yaml.safe_dump(config(sweep={"workload.concurrency": [1, 2]})).replace("kind: off", 'kind: "off"')
-    )
+    path.write_text(yaml.safe_dump(config(sweep={"workload.concurrency": [1, 2]})).replace("kind: off", 'kind: "off"'))
     return path
 
 
@@ -56,7 +57,7 @@ def test_shipped_scenarios_run(path: Path, tmp_path: Path, capsys: pytest.Captur
     for name in ("report.html", "report.md", "manifest.json", "tables/summary.csv", "figures/speedup.png"):
         assert (out / name).stat().st_size > 100
     assert json.loads((out / "manifest.json").read_text())["finished"] is True
-    assert "best static is" in capsys.readouterr().out
+    assert "best static rule is" in capsys.readouterr().out
 
 
 def test_run_prints_one_json_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +120,7 @@ def test_results_are_not_overwritten_by_accident(tmp_path: Path, capsys: pytest.
     assert "holds results; use --resume, --overwrite or another folder" in capsys.readouterr().err
     assert adasim(*call, "--resume") == 0
     assert adasim(*call[:-1], "seeds=[1]", "--resume") == 2
-    assert "holds trials of a different scenario" in capsys.readouterr().err
+    assert "trials of another scenario, input file or version" in capsys.readouterr().err
     assert adasim(*call[:-1], "seeds=[1]", "--overwrite") == 0
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious")
@@ -129,25 +130,98 @@ def test_results_are_not_overwritten_by_accident(tmp_path: Path, capsys: pytest.
 
 
 def test_a_failing_trial_does_not_take_the_others(
-    scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A point that leaves nothing to measure fails by name; the rest is reported; exit code 1."""
+    """One bad policy fails by name; the rest is reported; exit code 1."""
+
+    def broken(self: Fixed, batch: BatchView, draft: DraftView) -> IntArray:
+        return np.full(len(batch), 99)
+
+    monkeypatch.setattr(Fixed, "verify_lens", broken)
     out = tmp_path / "out"
-    call = ["--set", "sweep.measure.warmup_requests=[2, 999]", "--workers", "1"]
-    assert adasim("run", scenario_file, "--out", out, *call) == 1
-    assert "nothing to measure" in capsys.readouterr().err
-    assert (out / "report.html").is_file()
-    assert "nothing to measure" in (out / "report.md").read_text()
+    assert adasim("run", scenario_file, "--out", out, "--workers", "1") == 1
+    assert "request 0 at step" in capsys.readouterr().err
+    assert "got 99, allowed 1..4" in (out / "report.md").read_text()
     assert json.loads((out / "manifest.json").read_text())["finished"] is False
+    assert len(list((out / "trials").iterdir())) == 4
+
+
+def test_overwrite_spares_what_is_not_ours(tmp_path: Path) -> None:
+    """A folder with somebody else's manifest.json is refused and left alone."""
+    web = tmp_path / "web"
+    (web / "trials").mkdir(parents=True)
+    (web / "manifest.json").write_text('{"name": "my webapp"}')
+    (web / "trials" / "keep.txt").write_text("keep")
+    assert adasim("run", "smoke", "--out", web, "--overwrite", *SMALL) == 2
+    assert (web / "trials" / "keep.txt").read_text() == "keep"
+
+
+def test_resume_notices_a_changed_input_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrived_at,num_prefill_tokens,num_decode_tokens\n0,50,20\n0.1,50,20\n0.2,60,20\n")
+    workload = {"kind": "trace", "path": str(trace)}
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(config(workload=workload)).replace("kind: off", 'kind: "off"'))
+    call = ["run", str(path), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert adasim(*call) == 0
+    assert adasim(*call, "--resume") == 0
+    trace.write_text(trace.read_text().replace("60", "600"))
+    assert adasim(*call, "--resume") == 2
+    assert "trials of another scenario, input file or version" in capsys.readouterr().err
+
+
+def test_resume_keeps_trials_when_the_scenario_grows(scenario_file: Path, tmp_path: Path) -> None:
+    """Prose, policies, points and seeds do not belong to a trial."""
+    call = ["run", str(scenario_file), "--out", str(tmp_path / "out"), "--workers", "1"]
+    assert adasim(*call) == 0
+    before = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out" / "trials").iterdir()}
+    more = ["--set", "seeds=[0, 1, 2]", "--set", "title=Another", "--set", "sweep.workload.concurrency=[1, 2, 3]"]
+    assert adasim(*call, "--resume", *more) == 0
+    after = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "out" / "trials").iterdir()}
+    assert len(before) == 8
+    assert len(after) == 18
+    assert before.items() <= after.items()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [
+            "workload={kind: poisson, rate_rps: 20.0, requests: 30, domains: {code: 1.0}}",
+            "sweep={}",
+            "slo={ttft_ms: 0.001}",
+        ],
+        ["workload={kind: poisson, rate_rps: 20.0, requests: 30, domains: {code: 1.0}}", "sweep={}", "slo=null"],
+        ["workload.output_len={kind: fixed, tokens: 1}"],
+        ["sweep={workload.concurrency: [2], backend.ragged: [true, false]}"],
+        ["sweep={policies.fixed.verify_len: [4, 8]}"],
+        ["policies=[{kind: head}]"],
+        ["backend.lag_steps=2"],
+    ],
+)
+def test_odd_scenarios_still_report(settings: list[str], tmp_path: Path) -> None:
+    """Nothing meets the SLO; one-token outputs; facets; a swept policy; no baseline."""
+    call = [x for s in [*settings, "seeds=[0]"] for x in ("--set", s)]
+    assert adasim("run", "smoke", "--out", tmp_path / "out", "--workers", "1", *call) == 0
+    assert (tmp_path / "out" / "report.html").stat().st_size > 1000
+
+
+def test_one_point_of_a_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A reference over a field that is not swept is compared at the field's value."""
+    call = ["workload.concurrency=4", "workload.requests_per_client=4", "seeds=[0]"]
+    policies = 'policies=[{kind: "off"}, {kind: fixed, name: DFlash-B16, verify_len: 16}]'
+    settings = [x for s in [*call, policies] for x in ("--set", s)]
+    assert adasim("run", "dcut_h20", "--json", "--out", tmp_path / "out", "--workers", "1", *settings) == 0
+    cells = json.loads(capsys.readouterr().out)["reference"]
+    (cell,) = [c for c in cells if c["predicted"] is not None]
+    assert (cell["policy"], cell["at"], cell["role"]) == ("DFlash-B16", 4, "input")
 
 
 def test_ctrl_c_keeps_finished_trials_and_resume_completes(tmp_path: Path) -> None:
     """Interrupted and resumed gives the same tables as never interrupted."""
     slow = tmp_path / "slow.yaml"
     slow.write_text(
-        yaml.safe_dump(config(workload=closed(requests=200), seeds=list(range(8)))).replace(
-            "kind: off", 'kind: "off"'
-        )
+        yaml.safe_dump(config(workload=closed(requests=200), seeds=list(range(8)))).replace("kind: off", 'kind: "off"')
     )
     command = [sys.executable, "-m", "adasim", "run", str(slow), "--workers", "2"]
     out = tmp_path / "out"

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from adasim.calibration.cost import LinearDraft, Overhead, RooflineCost, TableCost
+from adasim.calibration.cost import LinearDraft, Overhead, TableCost
+from adasim.calibration.roofline import RooflineCost
+from adasim.calibration.specs import MODELS, ModelSpec
 from adasim.errors import InputError
 
 TABLE = """batch,tokens,context,ms
@@ -50,10 +52,9 @@ def test_outside_the_table_is_an_error_unless_asked_for(tmp_path: Path) -> None:
     cost = table(tmp_path, extrapolate=True)
     assert cost.verify_s(1, 31, 100) == pytest.approx(0.008)
     assert cost.verify_s(15, 1, 100) == pytest.approx(0.012)
-    cost.verify_s(22, 1, 100)
     assert cost.notes[1:] == [
-        "extrapolated: batch outside the measured range in 2 look-ups, farthest 22",
-        "extrapolated: tokens outside the measured range in 1 look-ups, farthest 31",
+        "time was extrapolated: batch outside the measured 1..8",
+        "time was extrapolated: tokens outside the measured 1..16",
     ]
 
 
@@ -83,6 +84,11 @@ def test_staircase_and_cliff(tmp_path: Path) -> None:
     assert cost.staircase_s(1, 5, 100) == cost.verify_s(1, 8, 100)
     assert cost.staircase_s(1, 4, 100) == cost.verify_s(1, 4, 100)
     assert cost.staircase_s(1, 9, 100) == pytest.approx(cost.verify_s(1, 9, 100) + 0.05)
+    # prefill tokens in the same pass count for its size
+    assert cost.staircase_s(1, 5, 100, prefill=2) == cost.verify_s(1, 6, 100)
+    assert cost.step(1, 0, 5, 100, prefill=4).verify == pytest.approx(cost.verify_s(1, 5, 100) + 0.05)
+    with pytest.raises(ValidationError, match="captured_tokens needs a table over tokens of the whole batch"):
+        TableCost(verify="dcut_h20_verify.csv", captured_tokens=[64])
 
 
 @pytest.mark.parametrize(
@@ -104,9 +110,7 @@ def test_parts_of_a_step(tmp_path: Path) -> None:
     cost = table(
         tmp_path,
         draft=LinearDraft(base_ms=2.0, per_request_ms=0.5),
-        overhead=Overhead(
-            round_ms=1.0, speculative_ms=0.25, per_draft_position_ms=0.1, per_verified_ms=0.2, head_ms=3.0
-        ),
+        overhead=Overhead(round_ms=1.0, speculative_ms=0.25, per_draft_position_ms=0.1, per_verified_ms=0.2, head_ms=3.0),
     )
     plain = cost.step(1, 0, 1, 100)
     assert plain == pytest.approx((0, 0.004, 0.001, 0))
@@ -148,6 +152,13 @@ def test_prefill_beside_decoding_is_cheaper_than_alone() -> None:
     cost = RooflineCost()
     assert cost.prefill_s(32, 16, verified=32) < 0.2 * cost.prefill_s(32, 16, verified=0)
     assert cost.prefill_s(4096, 2048, verified=0) > 20 * cost.prefill_s(32, 16, verified=0) * 0.1
+
+
+def test_impossible_experts_are_refused() -> None:
+    shape = MODELS["qwen3-30b-a3b"].model_dump()
+    for fields in ({"experts": 4, "top_experts": 8}, {"top_experts": 0}, {"experts": 0}):
+        with pytest.raises(ValidationError, match="experts and top_experts go together"):
+            ModelSpec.model_validate(shape | fields)
 
 
 def test_unknown_hardware_and_model_name_what_is_allowed() -> None:

@@ -13,7 +13,7 @@ from adasim.calibration.fit import RoundCell, fit_correlation, fit_head_noise, f
 from adasim.calibration.profile import Profile
 from adasim.errors import InputError
 from adasim.experiment import collect, prepare, run_trials
-from adasim.scenario import Plan, load
+from adasim.plan import Plan, load
 from adasim.story import tell
 from tests.build import SHARED
 
@@ -70,9 +70,7 @@ def test_overhead_is_the_fit_of_three_cells(profile: Profile, trials: pd.DataFra
     cells = [
         RoundCell(4, 64, 64, 4 * 6.2875, 1681.4, 10.9),
         RoundCell(32, 512, 512, 32 * 6.2875, 2137.384, 70.1),
-        RoundCell(
-            32, 512, verified, 32 * dcut["tau"].mean(), 3209.052, 1e3 * cost.verify_s(32, round(verified), 0)
-        ),
+        RoundCell(32, 512, verified, 32 * dcut["tau"].mean(), 3209.052, 1e3 * cost.verify_s(32, round(verified), 0)),
     ]
     a, b, c = fit_overhead(cells)
     assert cost.overhead.speculative_ms == pytest.approx(a, abs=0.02)
@@ -85,9 +83,7 @@ def test_overhead_is_the_fit_of_three_cells(profile: Profile, trials: pd.DataFra
 def test_head_noise_is_the_fit_of_the_budgets(profile: Profile) -> None:
     acceptance = profile.acceptance
     assert isinstance(acceptance, CurveAcceptance)
-    assert fit_head_noise(acceptance.survival("default", 15), 32, KEPT) == pytest.approx(
-        acceptance.head.noise, abs=0.05
-    )
+    assert fit_head_noise(acceptance.survival("default", 15), 32, KEPT) == pytest.approx(acceptance.head.noise, abs=0.05)
 
 
 def test_correlation_is_the_fit_of_dspark(profile: Profile) -> None:
@@ -143,11 +139,7 @@ def test_global_top_k_on_full_rounds() -> None:
     rng = np.random.default_rng(1)
     run = rng.choice(16, size=(2000, 32), p=-np.diff(np.concatenate([[1.0], curve, [0.0]])))
     bins = head.bins(15)
-    row = (
-        np.rint((run + head.noise * rng.standard_normal(run.shape) - bins[0]) * 8)
-        .astype(int)
-        .clip(0, len(bins) - 1)
-    )
+    row = np.rint((run + head.noise * rng.standard_normal(run.shape) - bins[0]) * 8).astype(int).clip(0, len(bins) - 1)
     confidence = head.posterior(curve)[row].reshape(2000, -1)
     good = (np.arange(1, 16) <= run[:, :, None]).reshape(2000, -1)
     order = np.argsort(-confidence, axis=1, kind="stable")
@@ -158,6 +150,6 @@ def test_global_top_k_on_full_rounds() -> None:
 
 def test_every_metric_is_a_number(trials: pd.DataFrame) -> None:
     """Only plain decoding has no acceptance rate."""
-    finite = trials.drop(columns=["policy"]).map(np.isfinite)
+    finite = trials.drop(columns=["policy", "backend"]).map(np.isfinite)
     assert finite.drop(columns=["acceptance_rate"]).all(axis=None)
     assert (finite["acceptance_rate"] == (trials["policy"] != "off")).all()

@@ -9,9 +9,7 @@ import pytest
 HEAVY = {"torch", "sglang", "matplotlib", "seaborn"}
 
 
-@pytest.mark.parametrize(
-    "module", ["adasim", "adasim.backends", "adasim.scenario", "adasim.experiment", "adasim.tables"]
-)
+@pytest.mark.parametrize("module", ["adasim", "adasim.backends", "adasim.scenario", "adasim.experiment", "adasim.tables"])
 def test_no_heavy_import(module: str) -> None:
     """Neither torch nor the plotting stack comes along; ``import adasim`` alone brings not even numpy."""
     heavy = HEAVY | ({"numpy", "pandas", "pydantic"} if module == "adasim" else set())

@@ -15,9 +15,9 @@ from adasim.policies.dcut import DCut
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.records import Records
+from adasim.serving.admission import Admission
+from adasim.serving.kv import KvMemory, KvPool
 from adasim.simulator import backend as simulated
-from adasim.simulator.admission import Admission
-from adasim.simulator.kv import KvMemory, KvPool
 from adasim.story import tell
 from adasim.types import BatchView, DraftView, IntArray
 from tests.build import OFF, backend, closed, plan, simulate
@@ -85,8 +85,12 @@ def test_conservation_of_tokens(records: Records) -> None:
 
 
 def test_every_chunk_has_a_gap(records: Records) -> None:
-    """One chunk per request and round, each with the time since the chunk before."""
-    assert records.gaps["chunks"].sum() == records.steps["decoding"].sum()
+    """One chunk per request and round, and one per return from an eviction, each with the time since the last."""
+    again = records.steps["first_tokens"].sum() - records.requests["first_token_s"].notna().sum()
+    assert records.gaps["chunks"].sum() == records.steps["decoding"].sum() + again
+    spans = records.requests["finish_s"] - records.requests["first_token_s"]
+    if (records.requests["status"] == "finished").all():
+        assert (records.gaps["gap_s"] * records.gaps["chunks"]).sum() == pytest.approx(spans.sum())
     assert (records.gaps["gap_s"] > 0).all()
 
 

@@ -7,16 +7,16 @@ import pytest
 
 from adasim import metrics
 from adasim.metrics import Window
+from adasim.policies.fixed import Fixed
 from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, frame
 from adasim.types import Slo
+from tests.build import OFF, simulate
 
 
 def step(
     i: int, start: float, end: float, decoding: int, verify: int, accepted: int, emitted: int, first: int
 ) -> StepRecord:
-    return StepRecord(
-        i, start, end, decoding, 0, 0, 0, verify, accepted, emitted, first, 0.1, 0.6, 0.1, 0.2, 7, 100.0, 1
-    )
+    return StepRecord(i, start, end, decoding, 0, 0, 0, verify, accepted, emitted, first, 0.1, 0.6, 0.1, 0.2, 7, 100.0, 1)
 
 
 def request(i: int, arrival: float, first: float, finish: float, tokens: int, prompt: int = 100) -> RequestRecord:
@@ -52,11 +52,22 @@ def records() -> Records:
 WHOLE = Window(0, 5)
 
 
-def test_window(records: Records) -> None:
-    assert metrics.window(records, 0, until_last_arrival=False) == Window(0, 5)
-    assert metrics.window(records, 1, until_last_arrival=False) == Window(2, 5)
-    assert metrics.window(records, 1, until_last_arrival=True) == Window(2, 3)
-    assert metrics.window(records, 9, until_last_arrival=False).seconds == 0
+def test_window_of_a_closed_loop(records: Records) -> None:
+    def window(warmup: int, until: bool) -> Window:
+        return metrics.window(records, warmup, open_loop=False, until_last_arrival=until)
+
+    assert window(0, False) == Window(0, 5)
+    assert window(1, False) == Window(2, 5)
+    assert window(1, True) == Window(2, 3)
+    assert window(9, False).seconds == 0
+
+
+def test_window_of_an_open_loop(records: Records) -> None:
+    """Opens with an arrival, closes with the last one, and counts what arrived, however late it finished."""
+    part = metrics.window(records, 1, open_loop=True, until_last_arrival=True)
+    assert part == Window(0.5, 3, "arrival")
+    assert metrics.cut(records, part).requests["request"].tolist() == [1, 2, 3]
+    assert metrics.backlog(records, part) == 2 / 4  # requests 2 and 3 were not done at 3 s
 
 
 def test_cut_keeps_what_ends_inside(records: Records) -> None:
@@ -102,7 +113,7 @@ def test_itl_weighs_every_chunk(records: Records) -> None:
 @pytest.mark.parametrize(
     ("slo", "met"),
     [
-        (Slo(), [True, True, True, False]),
+        (Slo(e2e_ms=1e9), [True, True, True, False]),
         (Slo(ttft_ms=1000.0), [True, True, False, False]),
         (Slo(tpot_ms=200.0), [True, False, True, False]),
         (Slo(e2e_ms=2500.0), [True, True, False, False]),
@@ -123,3 +134,16 @@ def test_summary_of_nothing_is_not_a_number(records: Records) -> None:
     row = metrics.summary(records, Window(5, 5), None)
     assert isnan(row["tau"])
     assert isnan(row["output_tok_s"])
+
+
+def test_open_loop_goodput_does_not_depend_on_the_tail() -> None:
+    """When every request meets the SLO under both policies, their goodput is the same."""
+    workload = {"kind": "poisson", "rate_rps": 5.0, "requests": 40}
+    slo, rates = Slo(e2e_ms=1e6), []
+    for policy in (OFF, Fixed(verify_len=8)):
+        run = simulate(policy, workload=workload)
+        part = metrics.window(run, 0, open_loop=True, until_last_arrival=True)
+        row = metrics.summary(run, part, slo)
+        assert row["slo_met"] == 1
+        rates.append(row["goodput_rps"])
+    assert rates[0] == rates[1]

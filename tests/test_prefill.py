@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from adasim import metrics
 from adasim.policies.fixed import Fixed
+from adasim.serving.kv import KvMemory
 from tests.build import OFF, backend, closed, simulate
 
 PREFILL = {
@@ -70,8 +72,7 @@ def test_chunks_are_mixed_into_rounds() -> None:
 
 def mooncake(tmp_path: Path, cached: bool, blocks: int | None = None) -> dict[str, Any]:
     rows = [
-        {"timestamp": 5000 * i, "input_length": 1500, "output_length": 4, "hash_ids": [1, 2, 100 + i]}
-        for i in range(4)
+        {"timestamp": 5000 * i, "input_length": 1500, "output_length": 4, "hash_ids": [1, 2, 100 + i]} for i in range(4)
     ]
     path = tmp_path / "mooncake.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -87,6 +88,11 @@ def test_prefix_cache_skips_shared_blocks(tmp_path: Path) -> None:
     assert warm.requests["cached_tokens"].tolist() == [0, 1024, 1024, 1024]
     assert warm.steps["prefill_tokens"].sum() == cold.steps["prefill_tokens"].sum() - 3 * 1024
     assert metrics.ttft_s(warm.requests)[1] == pytest.approx(0.005 + (1500 - 1024) * 0.0001)
+
+
+def test_prefix_cache_needs_fitting_blocks() -> None:
+    with pytest.raises(ValidationError, match="block_tokens that divide 512, not 48"):
+        KvMemory(prefix_cache=True, block_tokens=48)
 
 
 def test_short_memory_drops_cached_blocks(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from adasim.errors import InputError  # noqa: E402
+from adasim.lengths import FixedLength  # noqa: E402
 from adasim.policies.fixed import Fixed  # noqa: E402
 from adasim.policies.head import Head  # noqa: E402
 from adasim.policies.off import Off  # noqa: E402
@@ -21,7 +22,7 @@ from adasim.real.length_head import make_head  # noqa: E402
 from adasim.real.sampling import Forced  # noqa: E402
 from adasim.real.texts import read_prompts  # noqa: E402
 from adasim.real.weights import RANDOM  # noqa: E402
-from adasim.workload import Closed, FixedLength, Poisson  # noqa: E402
+from adasim.workload import Closed, Poisson  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -35,9 +36,7 @@ def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def workload(requests: int = 6) -> Closed:
-    return Closed(
-        concurrency=3, requests=requests, output_len=FixedLength(tokens=12), domains={"chat": 0.5, "math": 0.5}
-    )
+    return Closed(concurrency=3, requests=requests, output_len=FixedLength(tokens=12), domains={"chat": 0.5, "math": 0.5})
 
 
 def test_speculation_gives_the_text_of_plain_decoding(drafter: Path) -> None:
@@ -80,9 +79,7 @@ def test_what_cannot_run_is_refused(drafter: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="made for a target of 30 layers of width 64; random-tiny has 4 layers"):
         TorchBackend(target="random-tiny", drafter=str(tmp_path)).run(workload(), Off(), 0)
     with pytest.raises(InputError, match="no prompts for poetry"):
-        TorchBackend(target="random-tiny").check(
-            Closed(concurrency=1, requests=1, domains={"poetry": 1.0}), Off(), 0
-        )
+        TorchBackend(target="random-tiny").check(Closed(concurrency=1, requests=1, domains={"poetry": 1.0}), Off(), 0)
 
 
 def test_packaged_prompts_are_fifty_a_domain() -> None:

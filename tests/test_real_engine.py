@@ -28,9 +28,9 @@ from adasim.real.length_head import make_head  # noqa: E402
 from adasim.real.sampling import Forced, Sampling  # noqa: E402
 from adasim.real.target import Target  # noqa: E402
 from adasim.real.weights import random_target  # noqa: E402
-from adasim.simulator.admission import Admission  # noqa: E402
-from adasim.simulator.kv import KvMemory  # noqa: E402
-from adasim.simulator.recorder import Recorder  # noqa: E402
+from adasim.serving.admission import Admission  # noqa: E402
+from adasim.serving.kv import KvMemory  # noqa: E402
+from adasim.serving.recorder import Recorder  # noqa: E402
 from adasim.types import BatchView, DraftView, EngineCaps, IntArray, Request  # noqa: E402
 
 VOCAB, BLOCK = 40, 8
@@ -207,9 +207,7 @@ def test_reloading_the_drafter_changes_no_output(target: Target, drafter: Drafte
 
 
 @pytest.mark.parametrize("memory", [None, KvMemory(blocks=24, block_tokens=4)], ids=["roomy", "evicting"])
-def test_collected_samples_are_what_the_target_sees(
-    target: Target, drafter: Drafter, memory: KvMemory | None
-) -> None:
+def test_collected_samples_are_what_the_target_sees(target: Target, drafter: Drafter, memory: KvMemory | None) -> None:
     """Samples gathered during serving equal a fresh look of the target at the finished text."""
     texts = prompts(6)
     collector = Collector()

@@ -36,9 +36,7 @@ def tau(run: Run) -> float:
 def test_training_on_served_requests_raises_tau_on_them(target: Target, loss: AnyLoss) -> None:
     shape, vocab = DrafterShape(DRAFT, (0, 1), ARCH.layers, BLOCK, mask_token=0), torch.arange(VOCAB)
     weights, collector = shape.fresh(0), Collector(capacity=40)
-    first = serve(
-        target, Drafter(shape, weights, target), Fixed(verify_len=BLOCK), prompts(24), collector=collector
-    )
+    first = serve(target, Drafter(shape, weights, target), Fixed(verify_len=BLOCK), prompts(24), collector=collector)
     trainer = OpdTrainer(
         Opd(loss=loss, epochs=20, rate=6e-3, positions="text"), shape, weights, target.embedding,
         target.head_weight, vocab,

@@ -51,9 +51,7 @@ def expected(target: Target) -> dict[tuple[int, ...], float]:
 
 def misfit(target: Target, drafter: Drafter, policy: Policy, expected: dict[tuple[int, ...], float]) -> float:
     """p-value that the engine's outputs follow the target."""
-    run = serve(
-        target, drafter, policy, [PROMPT] * REQUESTS, want=WANT, running=500, sampling=Sampling(temperature=1.0)
-    )
+    run = serve(target, drafter, policy, [PROMPT] * REQUESTS, want=WANT, running=500, sampling=Sampling(temperature=1.0))
     seen = Counter(tuple(t) for t in run.texts)
     likely = [t for t, p in expected.items() if p * REQUESTS >= 5]
     observed = [seen[t] for t in likely] + [REQUESTS - sum(seen[t] for t in likely)]

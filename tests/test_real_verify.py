@@ -29,9 +29,7 @@ def speculate(anchor: int, verify_len: int, generator: Any, vocab: Any = None) -
     q = torch.from_numpy(Q[: verify_len - 1])
     if vocab is not None:
         q = q[:, vocab] / q[:, vocab].sum(-1, keepdim=True)
-    rows = (
-        torch.multinomial(q, 1, generator=generator)[:, 0] if verify_len > 1 else torch.empty(0, dtype=torch.int64)
-    )
+    rows = torch.multinomial(q, 1, generator=generator)[:, 0] if verify_len > 1 else torch.empty(0, dtype=torch.int64)
     drafts = (rows if vocab is None else vocab[rows]).tolist()
     p = torch.from_numpy(P[[anchor, *drafts]])
     (verdict,) = accept_sampled(p, [q], [drafts], generator, vocab)
@@ -60,9 +58,7 @@ def test_a_cut_that_reads_the_drawn_token_is_not_lossless() -> None:
     for _ in range(DRAWS):
         draft = int(torch.multinomial(q, 1, generator=generator))
         drafts = [draft] if draft == 0 else []
-        (verdict,) = accept_sampled(
-            p.expand(2, 2)[: len(drafts) + 1], [q[None][: len(drafts)]], [drafts], generator
-        )
+        (verdict,) = accept_sampled(p.expand(2, 2)[: len(drafts) + 1], [q[None][: len(drafts)]], [drafts], generator)
         hits += (drafts[:1] if verdict.accepted else [verdict.token]) == [0]
     assert hits / DRAWS == pytest.approx(0.42, abs=0.02)
 
@@ -75,9 +71,7 @@ def test_greedy_accepts_the_run_that_matches() -> None:
 def test_temperature_and_top_p_shape_distributions() -> None:
     logits = torch.log(torch.tensor([[0.5, 0.3, 0.15, 0.05]]))
     assert Sampling(temperature=1.0).probabilities(logits)[0].tolist() == pytest.approx([0.5, 0.3, 0.15, 0.05])
-    assert Sampling(temperature=1.0, top_p=0.7).probabilities(logits)[0].tolist() == pytest.approx(
-        [0.625, 0.375, 0, 0]
-    )
+    assert Sampling(temperature=1.0, top_p=0.7).probabilities(logits)[0].tolist() == pytest.approx([0.625, 0.375, 0, 0])
     assert Sampling(temperature=1.0, top_p=0.01).probabilities(logits)[0].tolist() == pytest.approx([1, 0, 0, 0])
     sharp = Sampling(temperature=0.5).probabilities(logits)[0]
     assert sharp.tolist() == pytest.approx((np.array([0.25, 0.09, 0.0225, 0.0025]) / 0.365).tolist())

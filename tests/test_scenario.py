@@ -7,7 +7,9 @@ import pytest
 
 from adasim.errors import InputError
 from adasim.files import parse_yaml
-from adasim.scenario import assign, expand, load, packaged, validate
+from adasim.plan import assign, expand, load
+from adasim.scenario import packaged, validate
+from adasim.simulator.backend import SimBackend
 from tests.build import backend, closed, config, plan
 
 
@@ -38,7 +40,7 @@ def problems(raw: dict[str, Any]) -> list[str]:
         ),
         ({"policies": [{"kind": "head", "gama": 1}]}, "policies.0.gama: unknown key; did you mean gamma?"),
         ({"policies": [{"kind": "head", "gamma": float("nan")}]}, "policies.0.gamma: got nan, input should be"),
-        ({"policies": []}, "policies: list should have at least 1 item"),
+        ({"policies": []}, "policies: got list, list should have at least 1 item"),
         ({"policies": [{"kind": "off"}, {"kind": "off"}]}, "policies: off stands twice; give each a name"),
         ({"policies": [{"kind": "fixed", "each": {"verify_len": 4}}]}, "policies.0.each: must map fields to lists"),
         ({"policies": [{"kind": "fixed", "verify_len": 17}]}, "fixed(verify_len=17): verify_len 17"),
@@ -46,26 +48,37 @@ def problems(raw: dict[str, Any]) -> list[str]:
             {"sweep": {"workload.concurency": [1]}},
             "sweep (workload.concurency=1): workload.concurency: unknown key",
         ),
-        ({"sweep": {"name.first": [1]}}, "name.first: name is 'test' and has no fields"),
-        ({"sweep": {"policies.slow.gamma": [1]}}, "no item slow; there are off, fixed (0..1)"),
+        ({"sweep": {"name.first": [1]}}, "sweep.name.first: cannot be swept"),
+        ({"sweep": {"policies.slow.gamma": [1]}}, "no item slow; there are off, fixed(verify_len=4) (0..1)"),
         ({"seeds": [1, 1]}, "seeds: each may stand once"),
+        ({"sweep": {"workload.concurrency": [4, 4]}}, "sweep.workload.concurrency: each value may stand once"),
+        ({"sweep": {"policies.0.name": ["a"]}}, "sweep.policies.0.name: cannot be swept"),
+        ({"slo": {"p99": 1.0}}, "slo.p99: unknown key. Allowed: ttft_ms, tpot_ms, e2e_ms"),
+        ({"slo": {}}, "slo: give at least one of ttft_ms, tpot_ms, e2e_ms"),
+        ({"measure": {"warmup_requests": 40}}, "measure: nothing to measure: 40 requests, 40 of them warm-up"),
+        ({"policies": [{"kind": "fixed", "name": "off"}]}, "policies: the label off belongs to kind off"),
+        ({"policies": [{"kind": "dcut", "keep_ratio": 0}]}, "policies.0.keep_ratio: got 0, input should be greater than"),
+        (
+            {"workload": closed(domains={"kind": "ramp", "points": [{"at": 0, "mix": {"a": 1.0}}] * 2, "speed": 3})},
+            "workload.domains.speed: unknown key. Allowed: kind, points, period",
+        ),
+        (
+            {"backend": {"kind": "sim", "profile": "dcut_h20"}, "workload": closed(drain=False, concurrency=2)},
+            "cost.verify dcut_h20_verify.csv: batch 2 is outside the measured 4..64",
+        ),
         ({"seeds": [-1]}, "seeds.0: got -1"),
         ({"backend": backend(profile="dcut_h20")}, "profile has no effect: cost and acceptance are both given"),
         ({"backend": {"kind": "sim"}}, "backend: give a profile, or both cost and acceptance"),
         ({"backend": {"kind": "sim", "profile": "dcut_h21"}}, "unknown 'dcut_h21'; allowed: dcut_h20"),
         (
-            {
-                "backend": backend(
-                    acceptance={"kind": "curves", "curves": {"x": {"kind": "geometric", "alpha": 0.5}}}
-                )
-            },
+            {"backend": backend(acceptance={"kind": "curves", "curves": {"x": {"kind": "geometric", "alpha": 0.5}}})},
             "acceptance: no curve for domain default; there are x",
         ),
         (
             {"backend": backend(kv={"blocks": 5})},
             "workload: request 0 needs 144 tokens of KV memory (prompt 64, output 64, block 16); backend.kv holds",
         ),
-        ({"workload": {"kind": "trace", "path": "nowhere.csv"}}, "workload.path: no file nowhere.csv"),
+        ({"workload": {"kind": "trace", "path": "nowhere.csv"}}, "workload: path: no file nowhere.csv"),
     ],
 )
 def test_bad_scenarios_say_what_where_and_what_is_allowed(fields: dict[str, Any], message: str) -> None:
@@ -83,6 +96,19 @@ def test_all_problems_are_named_at_once() -> None:
     assert len(problems(raw)) == 7
 
 
+def test_problems_of_settings_groups_and_models_are_named_together() -> None:
+    raw = config(
+        policies=[{"kind": "off"}, {"kind": "fixed", "each": 3}, {"kind": "fixed", "verify_len": 99}],
+        backend=backend(kv={"blocks": 2}),
+    )
+    found = "\n".join(problems(raw))
+    for part in ("policies.1.each", "verify_len 99", "tokens of KV memory"):
+        assert part in found
+    with pytest.raises(InputError) as error:
+        load("smoke", ["nonsense", "seeds=[", "workload.colour=red"])
+    assert len(error.value.problems) == 3
+
+
 def test_one_missing_input_of_a_policy_is_named_once() -> None:
     raw = config(sweep={"workload.concurrency": [1, 2]}, policies=[{"kind": "fixed", "verify_len": 99}])
     assert len(problems(raw)) == 1
@@ -95,6 +121,7 @@ def test_sweep_times_policies_times_seeds() -> None:
     trial = p.trials[-1]
     assert trial.point == {"workload.concurrency": 2, "backend.ragged": False}
     s = trial.scenario()
+    assert isinstance(s.backend, SimBackend)
     assert (s.workload.clients, s.backend.ragged, len(s.policies)) == (2, False, 1)
 
 
@@ -158,8 +185,8 @@ def test_profiles_name_their_own_problems(tmp_path: Path) -> None:
     bad = tmp_path / "mine.yaml"
     bad.write_text("name: mine\ncost: {kind: tabel}\n")
     found = problems(config(backend={"kind": "sim", "profile": str(bad)}))
-    assert f"{bad}: cost: kind 'tabel'; allowed: table, roofline" in found
-    assert f"{bad}: provenance: is missing" in found
+    assert f"backend: {bad}: cost: kind 'tabel'; allowed: table, roofline" in found
+    assert f"backend: {bad}: provenance: is missing" in found
 
 
 @pytest.mark.parametrize("path", packaged(), ids=lambda p: p.stem)
@@ -167,14 +194,15 @@ def test_shipped_scenarios_load(path: Path) -> None:
     p = load(str(path))
     assert p.trials
     assert p.scenario.name == path.stem
-    assert path.name in p.files
+    assert f"scenarios/{path.name}" in p.files
 
 
 def test_files_of_a_scenario_are_hashed() -> None:
     assert set(load("dcut_h20").files) == {
-        "dcut_h20.yaml",
-        "dcut_h20_speedup.csv",
-        "dcut_h20_verify.csv",
+        "scenarios/dcut_h20.yaml",
+        "scenarios/dcut_h20_speedup.csv",
+        "profiles/dcut_h20.yaml",
+        "profiles/dcut_h20_verify.csv",
     }
 
 

@@ -10,8 +10,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from adasim.errors import InputError
+from adasim.lengths import FixedLength
 from adasim.traces import read_trace
-from adasim.workload import AnyWorkload, Bursty, Closed, FixedLength, Poisson, Trace
+from adasim.workload import AnyWorkload, Bursty, Closed, Poisson, Trace
 from tests.build import SHARED
 
 WORKLOAD: TypeAdapter[Any] = TypeAdapter(AnyWorkload)
@@ -29,9 +30,7 @@ def test_poisson_and_bursty_gaps() -> None:
 
 def test_lengths_have_the_mean_and_spread_asked_for() -> None:
     length = {"kind": "lognormal", "mean": 500.0, "cv": 0.5, "maximum": 100_000}
-    workload = WORKLOAD.validate_python(
-        {"kind": "closed", "concurrency": 2, "requests": 20_000, "output_len": length}
-    )
+    workload = WORKLOAD.validate_python({"kind": "closed", "concurrency": 2, "requests": 20_000, "output_len": length})
     lengths = np.array([r.output_len for r in workload.generate(1)])
     assert lengths.mean() == pytest.approx(500, rel=0.02)
     assert lengths.std() / lengths.mean() == pytest.approx(0.5, rel=0.05)
@@ -42,9 +41,7 @@ def test_changing_one_thing_keeps_the_others() -> None:
     mix = {"a": 1.0, "b": 1.0}
     one = Poisson(rate_rps=5.0, requests=50, domains=mix).generate(3)
     other = Poisson(rate_rps=5.0, requests=50, domains=mix, prompt_len=FixedLength(tokens=7)).generate(3)
-    assert [(r.arrival_s, r.domain, r.output_len) for r in one] == [
-        (r.arrival_s, r.domain, r.output_len) for r in other
-    ]
+    assert [(r.arrival_s, r.domain, r.output_len) for r in one] == [(r.arrival_s, r.domain, r.output_len) for r in other]
 
 
 def test_requests_per_client() -> None:
@@ -107,9 +104,7 @@ def test_bad_workloads_are_refused(fields: dict[str, Any], message: str) -> None
 
 
 AZURE = (
-    "TIMESTAMP,ContextTokens,GeneratedTokens\n"
-    "2023-11-16 18:17:03.9799600,4808,10\n"
-    "2023-11-16 18:17:04.0319600,3180,8\n"
+    "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n2023-11-16 18:17:04.0319600,3180,8\n"
 )
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n10.5,100,20\n12.0,50,5\n"
 MOONCAKE = [
@@ -136,6 +131,13 @@ def test_traces_of_three_forms(tmp_path: Path) -> None:
     assert mooncake == [(0.0, 1100, 52, (46, 47)), (1.5, 1024, 3, (46, 47))]
 
 
+def test_azure_times_of_other_years(tmp_path: Path) -> None:
+    """A byte-order mark, a zone, and more than six digits are fine."""
+    header, first, second = AZURE.splitlines()
+    text = "\ufeff" + "\n".join([header, first, second.replace("18:17:04.0319600", "18:17:05.979960012+00:00")])
+    assert read_trace(trace_file(tmp_path, text))[1].arrival_s == pytest.approx(2.0)
+
+
 def test_trace_workload(tmp_path: Path) -> None:
     path = trace_file(tmp_path, VIDUR)
     requests = Trace(path=path, speed=3.0).generate(0)
@@ -146,10 +148,10 @@ def test_trace_workload(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (AZURE.replace("3180", "many"), "line 3: invalid literal"),
+        (AZURE.replace("3180", "many"), "line 3: 'many' is not a token count"),
         (AZURE.replace("3180", "31.5"), "line 3: "),
         (AZURE.replace("18:17:04", "18:16:04"), "line 3: arrives before the line above it"),
-        (AZURE.replace("2023-11-16 18:17:04.0319600", "yesterday"), "line 3: time data 'yesterday'"),
+        (AZURE.replace("2023-11-16 18:17:04.0319600", "yesterday"), "line 3: 'yesterday' is not a time like"),
         (AZURE.replace(",8\n", "\n"), "line 3: None is not a token count"),
         (AZURE.replace(",8\n", ",0\n"), "line 3: no prompt or no output tokens; set workload.skip_empty"),
         (AZURE.replace(",8\n", ",-8\n"), "line 3: '-8' is not a token count"),
@@ -157,6 +159,9 @@ def test_trace_workload(tmp_path: Path) -> None:
         ("", r"line 1: columns \(none\); expected azure"),
         ("a,b\n1,2\n", "line 1: columns a,b; expected azure: TIMESTAMP"),
         (VIDUR.replace("12.0", "nan"), "line 3: arrival nan must be a number"),
+        (VIDUR.replace("12.0", "noon"), "line 3: 'noon' is not a number of seconds"),
+        (AZURE.replace(",8\n", ",8,9\n"), "line 3: more fields than the header has"),
+        ('"' + "x" * 200_000, "cannot be read as a trace: field larger than field limit"),
     ],
 )
 def test_bad_trace_lines_are_named(tmp_path: Path, text: str, message: str) -> None:
@@ -172,6 +177,7 @@ def test_bad_trace_lines_are_named(tmp_path: Path, text: str, message: str) -> N
         (json.dumps({"timestamp": 200, "input_length": 10}), "line 2: 'output_length' is missing"),
         (json.dumps(MOONCAKE[1] | {"hash_ids": [1, 2, 3, 4]}), "line 2: 4 hash_ids for 1024 tokens"),
         (json.dumps(MOONCAKE[1] | {"hash_ids": "x"}), "line 2: hash_ids must be a list"),
+        ('{"timestamp": 1, "input_length": 1e999, "output_length": 1}', "line 2: inf is not a token count"),
     ],
 )
 def test_bad_mooncake_lines_are_named(tmp_path: Path, line: str, message: str) -> None:

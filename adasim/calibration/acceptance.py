@@ -10,11 +10,13 @@ import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
 from scipy.special import ndtr, ndtri
 
-from adasim.calibration.survival import AnyCurve, harden
+from adasim.calibration.survival import AnyCurve, harden, hardening_power
 from adasim.calibration.text import hardness, runs, solve_thresholds
 from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
 from adasim.types import Component, FloatArray, IntArray, Request
+
+Factor = Annotated[float, Field(gt=0)]
 
 BINS_PER_TOKEN = 8
 SIGNAL_MARGIN = 6.0  # standard deviations of head noise covered beyond 0..K
@@ -28,8 +30,8 @@ class HeadQuality(Component):
     tokens.
     """
 
-    noise: float = Field(default=2.0, gt=0)
-    bias: float = 0.0
+    noise: float = Field(default=2.0, ge=0.05, le=30)
+    bias: float = Field(default=0.0, ge=-30, le=30)
 
     def posterior(self, survival: FloatArray) -> FloatArray:
         """P(L >= k | signal bin), [bins, K], for one domain's survival curve [K]."""
@@ -80,6 +82,13 @@ class AcceptanceModel(Component, ABC):
             InputError: a domain or a draft length the model does not cover.
         """
 
+    def check_requests(self, requests: Sequence[Request]) -> None:
+        """Refuse requests outside the model's range.
+
+        Raises:
+            InputError: the first such request.
+        """
+
     @abstractmethod
     def luck(self, requests: Sequence[Request], domains: Sequence[str], seed: int, max_draft_len: int) -> Luck:
         """Luck of ``requests``, whose ``domain`` indexes ``domains``."""
@@ -94,7 +103,7 @@ class AcceptanceModel(Component, ABC):
 
 
 def request_rng(seed: int, request: int, stream: int) -> np.random.Generator:
-    """The random stream of one request: 0 for its text, 1 for its heads."""
+    """A random stream of one request: 0 its tokens, 1 its heads, 2 what its tokens share."""
     return np.random.Generator(np.random.Philox(key=[(seed << 2) + stream, request]))
 
 
@@ -109,10 +118,10 @@ class CurveAcceptance(AcceptanceModel):
     curves: dict[str, AnyCurve] = Field(min_length=1)
     spread: float = Field(default=0.0, ge=0, lt=1)
     correlation: float = Field(default=0.0, ge=0, lt=1)
-    range_tokens: float = Field(default=3.0, gt=0)
+    range_tokens: float = Field(default=3.0, gt=0, le=1000)
     temperature: float = Field(default=0.0, ge=0)
-    tau_by_temperature: dict[float, Annotated[float, Field(gt=0)]] | None = None
-    tau_by_context: dict[int, Annotated[float, Field(gt=0)]] | None = None
+    tau_by_temperature: dict[float, Factor] | None = Field(default=None, min_length=1)
+    tau_by_context: dict[int, Factor] | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _sensible(self) -> Self:
@@ -120,6 +129,8 @@ class CurveAcceptance(AcceptanceModel):
             raise ValueError("spread + correlation must stay below 1: each token has luck of its own")
         if self.temperature and self.tau_by_temperature is None:
             raise ValueError("temperature has no effect without tau_by_temperature")
+        if self.tau_by_temperature is not None:
+            _factor(self.tau_by_temperature, self.temperature, "temperature")
         return self
 
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:
@@ -130,7 +141,21 @@ class CurveAcceptance(AcceptanceModel):
                 f"acceptance: no curve for domain {', '.join(unknown)}; there are {', '.join(sorted(self.curves))}"
             )
         for name in domains:
-            self.survival(name, max_draft_len)
+            curve = self.survival(name, max_draft_len)
+            for factor in (self.tau_by_context or {}).values():
+                hardening_power(curve, factor)
+
+    def check_requests(self, requests: Sequence[Request]) -> None:
+        """Contexts must lie within ``tau_by_context``."""
+        if self.tau_by_context is None:
+            return
+        low, high = min(self.tau_by_context), max(self.tau_by_context)
+        for r in requests:
+            last = r.prompt_len + r.output_len
+            if r.prompt_len < low or last > high:
+                raise InputError(
+                    f"acceptance.tau_by_context: request {r.id} has context {r.prompt_len}..{last}; covered {low}..{high}"
+                )
 
     def survival(self, domain: str, max_draft_len: int) -> FloatArray:
         """The curve of a domain at the model's temperature, [max_draft_len]."""
@@ -148,7 +173,8 @@ class CurveAcceptance(AcceptanceModel):
         powers = [_PowerByContext(self.tau_by_context, c) if self.tau_by_context else None for c in curves]
         run, noise = [], []
         for r in requests:
-            g = hardness(request_rng(seed, r.id, 0), r.output_len + max_draft_len + 1, *text)
+            streams = request_rng(seed, r.id, 0), request_rng(seed, r.id, 2)
+            g = hardness(*streams, r.output_len + max_draft_len + 1, *text)
             power = powers[r.domain]
             if power is not None:
                 g = power.apply(g, r)
@@ -162,17 +188,10 @@ class _PowerByContext:
 
     def __init__(self, table: dict[int, float], curve: FloatArray) -> None:
         self.contexts = sorted(table)
-        self.powers = [np.log(harden(curve, table[c])[0]) / np.log(curve[0]) for c in self.contexts]
+        self.powers = [hardening_power(curve, table[c]) for c in self.contexts]
 
     def apply(self, g: FloatArray, request: Request) -> FloatArray:
-        context = request.prompt_len + np.arange(len(g))
-        last = request.prompt_len + request.output_len
-        if request.prompt_len < self.contexts[0] or last > self.contexts[-1]:
-            raise InputError(
-                f"acceptance.tau_by_context: request {request.id} has context {request.prompt_len}..{last}; "
-                f"covered {self.contexts[0]}..{self.contexts[-1]}"
-            )
-        power = np.interp(context, self.contexts, self.powers)
+        power = np.interp(request.prompt_len + np.arange(len(g)), self.contexts, self.powers)
         # P(g' <= q) = P(g <= q)^power, with u = Phi(g): u' = u^(1/power)
         u = ndtr(g) ** (1 / power)
         return ndtri(u)
@@ -190,20 +209,22 @@ class RecordedAcceptance(AcceptanceModel):
 
     Position counts output tokens before the round; a simulated request takes a recorded one of its domain,
     chosen by (seed, request id). Inside a recorded run of length L from t, position t + j has L - j (at
-    least: the drafter may do better from nearer by). A longer output wraps around.
+    least: the drafter may do better from nearer by). A longer output wraps around. ``max_draft_len`` says how many
+    drafts the recorded blocks had; an engine that drafts fewer sees the runs cut to its block.
     """
 
     kind: Literal["recorded"] = "recorded"
     file: str
+    max_draft_len: int = Field(default=15, ge=1)
     _rows: dict[str, list[IntArray]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        self._rows = _recorded_runs(find(self.file, "acceptance.file"))
+        self._rows = _recorded_runs(find(self.file, "file"))
         return self
 
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:
-        """Every domain needs recorded requests, no run longer than the engine's drafts."""
+        """Every domain needs recorded requests, of blocks at least as long as the engine's."""
         unknown = sorted(set(domains) - set(self._rows))
         if unknown:
             raise InputError(
@@ -211,8 +232,12 @@ class RecordedAcceptance(AcceptanceModel):
                 f"there are {', '.join(sorted(self._rows))}"
             )
         longest = max(int(r.max()) for rows in self._rows.values() for r in rows)
-        if longest > max_draft_len:
-            raise InputError(f"{self.file}: a recorded run of {longest}, the engine drafts {max_draft_len}")
+        if longest > self.max_draft_len:
+            raise InputError(f"{self.file}: a run of {longest}, but acceptance.max_draft_len says {self.max_draft_len}")
+        if self.max_draft_len < max_draft_len:
+            raise InputError(
+                f"{self.file}: recorded with {self.max_draft_len} drafts a block, the engine drafts {max_draft_len}"
+            )
 
     def luck(self, requests: Sequence[Request], domains: Sequence[str], seed: int, max_draft_len: int) -> Luck:
         """See :meth:`AcceptanceModel.luck`."""
@@ -220,7 +245,7 @@ class RecordedAcceptance(AcceptanceModel):
         for r in requests:
             rows = self._rows[domains[r.domain]]
             text = rows[int(request_rng(seed, r.id, 0).integers(len(rows)))]
-            run.append(np.resize(text, r.output_len))
+            run.append(np.resize(text, r.output_len).clip(max=max_draft_len))
             noise.append(request_rng(seed, r.id, 1).standard_normal(r.output_len))
         curves = []
         for d in domains:

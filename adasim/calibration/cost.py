@@ -9,7 +9,6 @@ import pandas as pd
 from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.grid import Grid
-from adasim.calibration.specs import MODELS, Hardware, ModelSpec, hardware
 from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
 from adasim.types import Component, StepSeconds
@@ -64,14 +63,6 @@ class LinearDraft(Component):
         """Seconds to fill ``positions`` draft positions of ``batch`` requests, drafts up to ``longest``."""
         passes = (self.passes or longest) if self.autoregressive else 1
         return (passes * (self.base_ms + self.per_request_ms * batch) + self.per_position_ms * positions) / 1e3
-
-
-class LayersDraft(Component):
-    """A drafter made of ``layers`` layers of the target's shape, priced by the roofline; the LM head is shared."""
-
-    kind: Literal["layers"] = "layers"
-    layers: int = Field(default=5, ge=1)
-    autoregressive: bool = False
 
 
 class LinearPrefill(Component):
@@ -135,21 +126,31 @@ class CostModel(Component, ABC):
             return StepSeconds(prefill=prefill_s)
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
         overhead_s = self.overhead.seconds(draft_positions, verified, reads_head)
-        return StepSeconds(draft_s, self.staircase_s(batch, verified, context), overhead_s, prefill_s)
+        return StepSeconds(draft_s, self.staircase_s(batch, verified, context, prefill), overhead_s, prefill_s)
 
     def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
         """Seconds of one round without prefill, as a policy may ask."""
         longest = draft_positions // batch - 1 if draft_positions else 0
         return self.step(batch, draft_positions, verified, context, longest_draft=longest, reads_head=True).total
 
-    def staircase_s(self, batch: int, tokens: int, context: float) -> float:
-        """Seconds of a verification pass of ``tokens`` tokens, graph padding and the cliff included."""
+    def staircase_s(self, batch: int, tokens: int, context: float, prefill: int = 0) -> float:
+        """Seconds of verifying ``tokens`` tokens, graph padding and the cliff included.
+
+        ``prefill`` tokens run in the same pass: they count for its size, their own time is ``prefill_s``.
+        """
         if self.captured_tokens is None:
             return self.verify_s(batch, tokens, context)
-        i = bisect_left(self.captured_tokens, tokens)
+        i = bisect_left(self.captured_tokens, tokens + prefill)
         if i == len(self.captured_tokens):
             return self.verify_s(batch, tokens, context) + self.eager_penalty_ms / 1e3
-        return self.verify_s(batch, self.captured_tokens[i], context)
+        return self.verify_s(batch, self.captured_tokens[i] - prefill, context)
+
+    def check_batches(self, smallest: int, largest: int | None) -> None:
+        """Refuse a run whose batches will leave the measured range; ``largest`` None: unknown.
+
+        Raises:
+            InputError: which batch, and what was measured.
+        """
 
     @abstractmethod
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
@@ -191,7 +192,7 @@ class TableCost(CostModel):
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        path = find(self.verify, "cost.verify")
+        path = find(self.verify, "verify")
         numbers = ("batch", "tokens", "tokens_per_request", "context", "ms")
         table = read_columns(path, Columns(("batch", "ms"), (*numbers[1:4], "note"), positive=numbers))
         self._per_request = "tokens_per_request" in table
@@ -209,12 +210,20 @@ class TableCost(CostModel):
         if problems:
             raise InputError(*problems[:10])
         seconds = (cells.to_numpy().reshape([len(a) for a in axes]) / 1e3).tolist()
+        if self._per_request and self.captured_tokens is not None:
+            raise ValueError("captured_tokens needs a table over tokens of the whole batch, not tokens_per_request")
         self._grid = Grid(f"cost.verify {self.verify}", keys, axes, seconds, extrapolate=self.extrapolate)
         return self
 
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """Linear interpolation in each axis."""
         return self._grid.at(batch, tokens / batch if self._per_request else tokens, context)
+
+    def check_batches(self, smallest: int, largest: int | None) -> None:
+        """See :meth:`CostModel.check_batches`."""
+        for batch in (smallest, largest):
+            if batch is not None:
+                self._grid.check(0, batch)
 
     def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
         """See :class:`LinearDraft`."""
@@ -229,77 +238,11 @@ class TableCost(CostModel):
         """Every extrapolation, and prefills that take no time."""
         free = self.prefill == LinearPrefill()
         return ["cost does not model prefill: TTFT is queueing only"] * free + [
-            f"extrapolated: {name} outside the measured range in {count} look-ups, farthest {far:g}"
-            for name, (count, far) in sorted(self._grid.outside.items())
+            f"time was extrapolated: {label} outside the measured {axis[0]:g}..{axis[-1]:g}"
+            for label, axis in zip(self._grid.labels, self._grid.axes, strict=True)
+            if label in self._grid.outside
         ]
 
 
 def _cell(keys: list[str], values: object) -> str:
     return ", ".join(f"{k} {v:g}" for k, v in zip(keys, np.asarray(values, dtype=float), strict=True))
-
-
-class RooflineCost(CostModel):
-    """max(memory time, compute time) of every pass, from a hardware and a model specification.
-
-    Unmeasured: an estimate for hardware nobody profiled. Linear layers and attention are maximised apart;
-    ``memory_efficiency`` and ``compute_efficiency`` scale the peaks; ``launch_ms`` is paid by every pass. A
-    mixture of experts reads E (1 - (1 - e/E)^t) experts for t tokens.
-    """
-
-    kind: Literal["roofline"] = "roofline"
-    hardware: str | Hardware = "h100"
-    model: str | ModelSpec = "qwen3-8b"
-    memory_efficiency: float = Field(default=0.8, gt=0, le=1)
-    compute_efficiency: float = Field(default=0.6, gt=0, le=1)
-    launch_ms: Ms = 0.5
-    draft: Annotated[LinearDraft | LayersDraft, Field(discriminator="kind")] = LayersDraft()
-    _hardware: Hardware = PrivateAttr()
-    _model: ModelSpec = PrivateAttr()
-
-    @model_validator(mode="after")
-    def _look_up(self) -> Self:
-        self._hardware = hardware(self.hardware)
-        if isinstance(self.model, str) and self.model not in MODELS:
-            raise InputError(f"cost.model: unknown {self.model!r}; allowed: {', '.join(sorted(MODELS))}")
-        self._model = MODELS[self.model] if isinstance(self.model, str) else self.model
-        return self
-
-    def verify_s(self, batch: int, tokens: int, context: float) -> float:
-        """One pass of all layers and the LM head over ``tokens`` tokens."""
-        return self._pass_s(batch, tokens, context, self._model.layers, head_tokens=tokens)
-
-    def _pass_s(self, batch: int, tokens: int, context: float, layers: int, head_tokens: int) -> float:
-        m, bandwidth = self._model, self._hardware.bytes_per_s * self.memory_efficiency
-        flops = self._hardware.flop_per_s * self.compute_efficiency
-        weights = layers * m.layer_params_read(tokens) + m.head_params
-        work = 2 * (layers * m.layer_params_active * tokens + m.head_params * head_tokens)
-        linear_s = max(weights * m.bytes_per_param / bandwidth, work / flops)
-        kv_bytes = batch * context * layers * m.kv_bytes_per_layer
-        attention = 4 * tokens * context * layers * m.heads * m.head_dim
-        return linear_s + max(kv_bytes / bandwidth, attention / flops) + self.launch_ms / 1e3
-
-    def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
-        """One pass over the blocks, or one per draft token."""
-        if isinstance(self.draft, LinearDraft):
-            return self.draft.seconds(batch, positions, longest)
-        if not self.draft.autoregressive:
-            return self._pass_s(batch, positions, context, self.draft.layers, positions)
-        return longest * self._pass_s(batch, batch, context, self.draft.layers, batch)
-
-    def prefill_s(self, tokens: int, context: float, verified: int) -> float:
-        """The pass with the prefill tokens less the pass without; one LM-head row a prompt is neglected."""
-        layers = self._model.layers
-        if not verified:
-            return self._pass_s(1, tokens, context, layers, head_tokens=1)
-        both = self._pass_s(0, tokens + verified, 0.0, layers, verified)
-        alone = self._pass_s(0, verified, 0.0, layers, verified)
-        attention = self._pass_s(1, tokens, context, layers, 1) - self._pass_s(0, tokens, 0.0, layers, 1)
-        return both - alone + attention
-
-    @property
-    def notes(self) -> list[str]:
-        """A roofline is a guess."""
-        return ["cost is a roofline estimate: nothing was measured on this hardware"]
-
-
-AnyCost = Annotated[TableCost | RooflineCost, Field(discriminator="kind")]

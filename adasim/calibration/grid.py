@@ -16,7 +16,7 @@ class Grid:
         labels: names of the axes.
         axes: rising points of each axis.
         values: nested [a][b][c].
-        extrapolate: go on with the outermost slope instead of refusing; look-ups outside are counted.
+        extrapolate: go on with the outermost slope instead of refusing; ``outside`` tells of it.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Grid:
     ) -> None:
         self.name, self.labels, self.axes, self.values = name, labels, axes, values
         self.extrapolate = extrapolate
-        self.outside: dict[str, tuple[int, float]] = {}  # label -> look-ups, farthest
+        self.outside: set[str] = set()  # labels of axes that look-ups left
 
     def at(self, a: float, b: float, c: float) -> float:
         """Trilinear value, not below 0.
@@ -59,19 +59,19 @@ class Grid:
         if last == 0 and axis == 2:
             return 0, 0.0  # no context axis was measured: constant
         if not points[0] <= value <= points[last]:
-            self._leave(axis, value)
+            self.check(axis, value)
+            self.outside.add(self.labels[axis])
         if last == 0:
             return 0, 0.0
         i = min(max(bisect_left(points, value) - 1, 0), last - 1)
         return i, (value - points[i]) / (points[i + 1] - points[i])
 
-    def _leave(self, axis: int, value: float) -> None:
+    def check(self, axis: int, value: float) -> None:
+        """Refuse a value that may not be looked up."""
         points, label = self.axes[axis], self.labels[axis]
-        if not self.extrapolate or len(points) == 1:
-            raise InputError(
-                f"{self.name}: {label} {value:g} is outside the measured {points[0]:g}..{points[-1]:g}; "
-                f"measure it, or set cost.extrapolate: true"
-            )
-        edge = points[0] if value < points[0] else points[-1]
-        count, farthest = self.outside.get(label, (0, edge))
-        self.outside[label] = (count + 1, max(farthest, value, key=lambda x: abs(x - edge)))
+        if points[0] <= value <= points[-1] or (self.extrapolate and len(points) > 1):
+            return
+        way_out = "" if len(points) == 1 else ", or set cost.extrapolate: true"
+        raise InputError(
+            f"{self.name}: {label} {value:g} is outside the measured {points[0]:g}..{points[-1]:g}; measure it{way_out}"
+        )

@@ -6,7 +6,7 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from adasim.calibration.acceptance import AnyAcceptance
-from adasim.calibration.cost import AnyCost
+from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.explain import explain
 from adasim.files import BASE, PROFILES, find, load_yaml
@@ -43,13 +43,13 @@ class Profile(Component):
             InputError: no such profile, or what is wrong in it.
         """
         if name.endswith((".yaml", ".yml")):
-            path = find(name, "backend.profile")
+            path = find(name, "profile")
         elif (path := PROFILES / f"{name}.yaml") not in packaged():
             known = ", ".join(p.stem for p in packaged())
-            raise InputError(f"backend.profile: unknown {name!r}; allowed: {known}, or a path that ends in .yaml")
+            raise InputError(f"profile: unknown {name!r}; allowed: {known}, or a path that ends in .yaml")
         token = BASE.set(path.parent)
         try:
-            return cls.model_validate(load_yaml(find(str(path.resolve()), "backend.profile")))
+            return cls.model_validate(load_yaml(find(str(path.resolve()), "profile")))
         except ValidationError as error:
             raise InputError(*(f"{path}: {line}" for line in explain(error, cls))) from error
         finally:

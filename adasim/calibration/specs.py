@@ -1,17 +1,18 @@
 """What hardware can do and what models weigh, from vendors' data sheets and published configurations."""
 
-from pydantic import Field
+from typing import Self
+
+from pydantic import Field, model_validator
 
 from adasim.errors import InputError
 from adasim.types import Component
 
 
 class Hardware(Component):
-    """One accelerator: dense bf16 peak, memory bandwidth and size (vendor data sheets)."""
+    """One accelerator: dense bf16 peak and memory bandwidth (vendor data sheets)."""
 
     tflops: float = Field(gt=0)
     tb_per_s: float = Field(gt=0)
-    memory_gb: float = Field(gt=0)
 
     @property
     def flop_per_s(self) -> float:
@@ -38,6 +39,12 @@ class ModelSpec(Component):
     kv_bytes_per_value: float = Field(default=2.0, gt=0)
     experts: int = Field(default=0, ge=0)
     top_experts: int = Field(default=0, ge=0)
+
+    @model_validator(mode="after")
+    def _experts(self) -> Self:
+        if self.top_experts > self.experts or (self.experts > 0) != (self.top_experts > 0):
+            raise ValueError("experts and top_experts go together, top_experts at most experts")
+        return self
 
     @property
     def attention_params(self) -> float:
@@ -73,12 +80,12 @@ class ModelSpec(Component):
 
 
 HARDWARE = {
-    "a100": Hardware(tflops=312, tb_per_s=2.04, memory_gb=80),
-    "h20": Hardware(tflops=148, tb_per_s=4.0, memory_gb=96),
-    "h100": Hardware(tflops=989, tb_per_s=3.35, memory_gb=80),
-    "h200": Hardware(tflops=989, tb_per_s=4.8, memory_gb=141),
-    "b200": Hardware(tflops=2250, tb_per_s=8.0, memory_gb=180),
-    "l40s": Hardware(tflops=362, tb_per_s=0.864, memory_gb=48),
+    "a100": Hardware(tflops=312, tb_per_s=2.04),
+    "h20": Hardware(tflops=148, tb_per_s=4.0),
+    "h100": Hardware(tflops=989, tb_per_s=3.35),
+    "h200": Hardware(tflops=989, tb_per_s=4.8),
+    "b200": Hardware(tflops=2250, tb_per_s=8.0),
+    "l40s": Hardware(tflops=362, tb_per_s=0.864),
 }
 
 MODELS = {
@@ -123,5 +130,5 @@ def hardware(name: str | Hardware) -> Hardware:
     if isinstance(name, Hardware):
         return name
     if name not in HARDWARE:
-        raise InputError(f"cost.hardware: unknown {name!r}; allowed: {', '.join(sorted(HARDWARE))}")
+        raise InputError(f"hardware: unknown {name!r}; allowed: {', '.join(sorted(HARDWARE))}")
     return HARDWARE[name]

@@ -18,22 +18,31 @@ def tau(survival: FloatArray) -> float:
     return float(1 + survival.sum())
 
 
-def harden(survival: FloatArray, factor: float) -> FloatArray:
-    """The curve with every conditional acceptance raised to the power that scales tau by ``factor``.
+def hardening_power(survival: FloatArray, factor: float) -> float:
+    """The power of every conditional acceptance that scales tau by ``factor``.
+
+    Args:
+        survival: P(first k drafts accepted), [K], positive.
+        factor: wanted tau / tau.
 
     Raises:
-        InputError: no power reaches factor * tau (it must lie between 1 and K + 1).
+        InputError: no power does: positions that are always accepted stay so, none exceeds 1.
     """
-    target = factor * tau(survival)
     if factor == 1:
-        return survival
-    if not 1 < target < tau(np.sign(survival)):
-        raise InputError(
-            f"acceptance: a factor of {factor:.3g} asks for tau {target:.3g}; allowed 1..{len(survival) + 1}"
-        )
+        return 1.0
     logs = np.log(survival)
-    power = float(np.exp(brentq(lambda x: tau(np.exp(np.exp(x) * logs)) - target, -12, 12)))
-    return np.exp(power * logs, dtype=np.float64)
+    lowest, highest = 1 + int((survival == 1).sum()), len(survival) + 1
+    target = factor * tau(survival)
+    if not lowest < target < highest:
+        raise InputError(
+            f"acceptance: a factor of {factor:.3g} asks for tau {target:.3g}; possible: {lowest}..{highest}, exclusive"
+        )
+    return float(np.exp(brentq(lambda x: tau(np.exp(np.exp(x) * logs)) - target, -20, 20)))
+
+
+def harden(survival: FloatArray, factor: float) -> FloatArray:
+    """The curve with tau scaled by ``factor``; see :func:`hardening_power`."""
+    return np.power(survival, hardening_power(survival, factor), dtype=np.float64)
 
 
 class Curve(Component, ABC):
@@ -77,8 +86,7 @@ class Measured(Curve):
         """The first ``max_draft_len`` values."""
         if len(self.values) < max_draft_len:
             raise InputError(
-                f"acceptance: the measured curve has {len(self.values)} positions, "
-                f"the engine drafts {max_draft_len}"
+                f"acceptance: the measured curve has {len(self.values)} positions, the engine drafts {max_draft_len}"
             )
         return np.array(self.values[:max_draft_len])
 
@@ -113,8 +121,7 @@ class Anchored(Curve):
         """The curve with c solved from tau."""
         if max_draft_len > self.last_position:
             raise InputError(
-                f"acceptance: the anchored curve ends at position {self.last_position}, "
-                f"the engine drafts {max_draft_len}"
+                f"acceptance: the anchored curve ends at position {self.last_position}, the engine drafts {max_draft_len}"
             )
         c = brentq(lambda x: tau(self._curve(x)) - self.tau, 0.02, 50.0)
         return self._curve(c)[:max_draft_len]

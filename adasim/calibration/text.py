@@ -22,20 +22,26 @@ from adasim.types import FloatArray, IntArray
 
 
 def hardness(
-    rng: np.random.Generator, length: int, spread: float, correlation: float, range_tokens: float
+    own_rng: np.random.Generator,
+    shared_rng: np.random.Generator,
+    length: int,
+    spread: float,
+    correlation: float,
+    range_tokens: float,
 ) -> FloatArray:
-    """Hardness of ``length`` tokens of one request, [length], standard normal."""
-    draws = rng.standard_normal(2 * length + 2)
-    own = np.sqrt(1 - spread - correlation) * draws[:length]
+    """Hardness of the first ``length`` tokens of one request, [length], standard normal.
+
+    A longer request begins with the same values: each stream is read from its start.
+    """
+    own = np.sqrt(1 - spread - correlation) * own_rng.standard_normal(length)
     if not spread and not correlation:
         return own
     from scipy.signal import lfilter  # slow to import, not always needed
 
+    of_request, before, *_ = draws = shared_rng.standard_normal(length + 2)
     phi = np.exp(-1 / range_tokens)
-    shared = lfilter([np.sqrt(1 - phi**2)], [1, -phi], draws[length : 2 * length], zi=np.array([phi * draws[-2]]))[
-        0
-    ]
-    return own + np.sqrt(correlation) * shared + np.sqrt(spread) * draws[-1]
+    shared = lfilter([np.sqrt(1 - phi**2)], [1, -phi], draws[2:], zi=np.array([phi * before]))[0]
+    return own + np.sqrt(correlation) * shared + np.sqrt(spread) * of_request
 
 
 def runs(hardness_t: FloatArray, thresholds: FloatArray, length: int) -> IntArray:

@@ -22,7 +22,7 @@ class DCut(Policy):
     """
 
     kind: Literal["dcut"] = "dcut"
-    keep_ratio: Ratio | dict[int, Ratio] | Literal["auto"] = "auto"
+    keep_ratio: Ratio | dict[Annotated[int, Field(ge=1)], Ratio] | Literal["auto"] = "auto"
     ratios: list[Ratio] = Field(default=[0.25, 0.5, 0.75, 1.0], min_length=1)
 
     @property

@@ -5,8 +5,9 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
+from adasim.errors import InputError
 from adasim.policies.base import Policy
-from adasim.types import BatchView, DraftView, IntArray
+from adasim.types import BatchView, DraftView, EngineCaps, IntArray
 
 
 class Head(Policy):
@@ -18,7 +19,7 @@ class Head(Policy):
     """
 
     kind: Literal["head"] = "head"
-    gamma: float = Field(default=1.0, gt=0)
+    gamma: float = Field(default=1.0, gt=0, le=100)
     rounding: Literal["round", "floor"] = "round"
     min_verify_len: int = Field(default=1, ge=1)
 
@@ -26,6 +27,11 @@ class Head(Policy):
     def needs(self) -> frozenset[str]:
         """The head's output."""
         return frozenset({"accept_len"})
+
+    def start(self, caps: EngineCaps) -> None:
+        """Check the minimum against the engine's block."""
+        if self.min_verify_len > caps.block:
+            raise InputError(f"{self.label}: min_verify_len {self.min_verify_len}; allowed 1..{caps.block}")
 
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """The head's length times gamma, clamped, [n]."""

@@ -1,6 +1,6 @@
 """Keep drafting while the drafter is sure."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,7 +17,7 @@ class Threshold(Policy):
     """
 
     kind: Literal["threshold"] = "threshold"
-    threshold: float | Literal["auto"] = Field(default=0.5)
+    threshold: Annotated[float, Field(gt=0, lt=1)] | Literal["auto"] = 0.5
 
     @property
     def needs(self) -> frozenset[str]:

@@ -5,8 +5,9 @@ import random
 import time
 from collections import defaultdict
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -18,9 +19,9 @@ from adasim.policies.scheduler import AnyScheduler, Fcfs
 from adasim.real.sampling import Forced, Sampling
 from adasim.real.texts import read_prompts
 from adasim.records import Records
-from adasim.simulator.admission import Admission
-from adasim.simulator.kv import KvMemory
-from adasim.simulator.recorder import Recorder
+from adasim.serving.admission import Admission
+from adasim.serving.kv import KvMemory
+from adasim.serving.recorder import Recorder
 from adasim.types import Component, EngineCaps, Request
 from adasim.workload import Workload
 
@@ -55,14 +56,24 @@ class TorchBackend(Component):
     scheduler: AnyScheduler = Fcfs()
     sampling: Sampling = Sampling()
     prompts: str | None = None
-    rows: tuple[int, int] | None = None
+    rows: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     ignore_eos: bool = False
     forced: Forced | None = None
+
+    @property
+    def mark(self) -> str:
+        """How a report marks numbers of this backend."""
+        return "measured"
 
     @property
     def calibration(self) -> None:
         """A real engine needs none."""
         return None
+
+    @property
+    def inputs(self) -> dict[str, Component]:
+        """No model of anything: all is measured."""
+        return {}
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
@@ -70,9 +81,7 @@ class TorchBackend(Component):
         if self.drafter is not None:
             config = self._draft_config()
             longest = int(config["block_size"]) - 1
-            provides = {"survival"} | (
-                {"accept_len"} if config["architectures"] == ["AdaFlashDraftModel"] else set()
-            )
+            provides = {"survival"} | ({"accept_len"} if config["architectures"] == ["AdaFlashDraftModel"] else set())
         return EngineCaps(
             max_draft_len=longest,
             max_running_requests=self.max_running_requests,
@@ -80,21 +89,26 @@ class TorchBackend(Component):
             provides=frozenset(provides),
         )
 
-    def check(self, workload: Workload, policy: Policy, seed: int) -> None:
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a policy that needs what this engine lacks.
+
+        Raises:
+            InputError: what is missing, or which field does not fit.
+        """
+        PolicyDriver(policy, self.caps())
+
+    def check_workload(self, workload: Workload, seed: int) -> None:
         """Refuse what cannot run.
 
         Raises:
-            InputError: the policy needs what is missing, a domain has no prompts, or torch is not installed.
+            InputError: a domain has no prompts, or torch is not installed.
         """
-        PolicyDriver(policy, self.caps())
         found = read_prompts(self.prompts, self.rows)
         missing = [d for d in workload.domain_names if d not in found]
         if missing:
             raise InputError(f"workload.domains: no prompts for {', '.join(missing)}; there are {', '.join(found)}")
-        try:
-            import torch  # noqa: F401
-        except ImportError:
-            raise InputError("backend: kind torch needs `pip install adasim[real]`") from None
+        if find_spec("torch") is None:
+            raise InputError("backend: kind torch needs `pip install adasim[real]`")
 
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Serve one run in real time."""
@@ -207,9 +221,7 @@ class TorchBackend(Component):
                 f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers "
                 f"of width {target.arch.hidden}"
             )
-        return Drafter(found.shape, found.weights, target, found.vocab), load_head(
-            found.head
-        ) if found.head else None
+        return Drafter(found.shape, found.weights, target, found.vocab), load_head(found.head) if found.head else None
 
 
 def _play(engine: Any, workload: Workload, requests: list[Request]) -> None:

@@ -112,9 +112,7 @@ def _shape(config: dict[str, Any], folder: Path) -> DrafterShape:
     if needed:
         raise InputError(*(f"drafter {str(folder)!r}: config.json lacks {k}" for k in needed))
     if (folder / "mask_embedding.pt").exists():
-        raise InputError(
-            f"drafter {str(folder)!r}: mask_embedding.pt is not supported, allowed: a mask_token_id alone"
-        )
+        raise InputError(f"drafter {str(folder)!r}: mask_embedding.pt is not supported, allowed: a mask_token_id alone")
     rope = config.get("rope_parameters") or {}
     arch = Arch(
         layers=config["num_hidden_layers"],

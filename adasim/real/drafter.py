@@ -143,8 +143,6 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, k_context: Tensor, v_context: Tenso
     near = near.view(m, n, g, r, block, block).permute(0, 2, 3, 1, 4, 5).reshape(m, g, -1, block)
     probs = torch.softmax(torch.cat([far, near], -1), -1)
     out = torch.matmul(probs[..., :t], v_context.transpose(1, 2)).view(m, g, r, n, block, e)
-    p_near = (
-        probs[..., t:].view(m, g, r, n, block, block).permute(0, 3, 1, 2, 4, 5).reshape(m, n, g, r * block, block)
-    )
+    p_near = probs[..., t:].view(m, g, r, n, block, block).permute(0, 3, 1, 2, 4, 5).reshape(m, n, g, r * block, block)
     close = torch.matmul(p_near, v.transpose(2, 3)).view(m, n, g, r, block, e)
     return out.permute(0, 3, 4, 1, 2, 5) + close.permute(0, 1, 4, 2, 3, 5)

@@ -22,8 +22,8 @@ from adasim.real.sampling import Forced, Sampling
 from adasim.real.target import Target
 from adasim.real.verify import Verdict, accept_greedy, accept_sampled
 from adasim.records import StepRecord
-from adasim.simulator.admission import Admission
-from adasim.simulator.recorder import Recorder
+from adasim.serving.admission import Admission
+from adasim.serving.recorder import Recorder
 from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds
 
 

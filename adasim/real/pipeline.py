@@ -32,9 +32,7 @@ def draft_shape(target: Target, layers: int = 3, block: int = 16, mask_token: in
     """The default drafter for a target: its own layer form with QK norm, five taps spread over its depth."""
     depth = target.arch.layers
     taps = tuple(min(1 + i * ((depth - 2) // 4), depth - 3) for i in range(5))  # 1, 9, 17, 25, 33 of 36
-    return DrafterShape(
-        replace(target.arch, layers=layers, qk_norm=True, tied=True), taps, depth, block, mask_token
-    )
+    return DrafterShape(replace(target.arch, layers=layers, qk_norm=True, tied=True), taps, depth, block, mask_token)
 
 
 def make_text(work: Path, data: Path, indices: range, name: str = SMOLLM2, rows: int = 64) -> Iterator[str]:
@@ -135,9 +133,7 @@ def ship(
     }
 
 
-def _stack(
-    trainer: DrafterTrainer, weights: Weights, lessons: Sequence[Lesson], anchors: int
-) -> tuple[Tensor, Tensor]:
+def _stack(trainer: DrafterTrainer, weights: Weights, lessons: Sequence[Lesson], anchors: int) -> tuple[Tensor, Tensor]:
     """Draft rows [P, B - 1, D] and L [P] of blocks drafted along lessons."""
     t = trainer
     blocks = list(drafted_blocks(t.shape, weights, t.embedding, t.head, t.vocab, lessons, anchors))

@@ -1,6 +1,7 @@
 """Prompts by domain: the packaged ones, or a folder of ``<domain>*.jsonl`` files."""
 
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from adasim.errors import InputError
 PACKAGED = Path(str(files("adasim") / "real" / "prompts_data"))
 
 
-def read_prompts(folder: str | None, rows: tuple[int, int] | None = None) -> dict[str, list[str]]:
+def read_prompts(folder: str | None, rows: Sequence[int] | None = None) -> dict[str, list[str]]:
     """The ``prompt`` of each line, by domain (a file's name up to its first ``_`` or ``.``).
 
     Args: rows: first and last + 1 of the lines to take; None = all.

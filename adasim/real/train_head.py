@@ -38,9 +38,9 @@ def drafted_blocks(
             continue
         starts = torch.tensor(sorted(rng.sample(allowed, min(anchors, len(allowed)))))
         context = lesson.hidden_tensor()[None, : int(starts[-1])].to(embedding.dtype)
-        hidden = block_hidden(
-            shape, weights, embedding, rope, context, tokens[starts][None], starts[None], shape.block
-        )[0, :, 1:]
+        hidden = block_hidden(shape, weights, embedding, rope, context, tokens[starts][None], starts[None], shape.block)[
+            0, :, 1:
+        ]
         at = starts[:, None] + torch.arange(1, shape.block)
         drafts = vocab[(hidden @ head.T).argmax(-1)]
         same = (drafts == tokens[at.clamp_max(len(tokens) - 1)]) & (at < len(tokens))

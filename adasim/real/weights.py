@@ -46,9 +46,7 @@ def model_dir(name: str) -> Path:
         return _convert_smollm2()
     folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
-        raise InputError(
-            f"target {name!r}: no such folder with a config.json; known: {SMOLLM2}, {', '.join(RANDOM)}"
-        )
+        raise InputError(f"target {name!r}: no such folder with a config.json; known: {SMOLLM2}, {', '.join(RANDOM)}")
     return folder
 
 

@@ -1,22 +1,25 @@
 """The simulated backend: a scenario's engine, priced and lucky by its models."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal, Self
 
 import simpy
 from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
-from adasim.calibration.cost import AnyCost, CostModel
+from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
+from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
 from adasim.records import Records
-from adasim.simulator.admission import Admission
+from adasim.serving.admission import Admission
+from adasim.serving.kv import KvMemory
+from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
-from adasim.simulator.kv import KvMemory
-from adasim.simulator.recorder import Recorder
 from adasim.types import Component, EngineCaps, Request
 from adasim.workload import Closed, Workload
 
@@ -63,9 +66,20 @@ class SimBackend(Component):
         return self
 
     @property
+    def mark(self) -> str:
+        """How a report marks numbers of this backend."""
+        return "simulated"
+
+    @property
     def calibration(self) -> Profile | None:
         """The profile in use."""
         return self._profile
+
+    @property
+    def inputs(self) -> dict[str, Component]:
+        """Models given in the scenario instead of a profile."""
+        given = {"cost": self.cost, "acceptance": self.acceptance}
+        return {name: model for name, model in given.items() if model is not None}
 
     def _cost(self) -> CostModel:
         model = self.cost or (self._profile.cost if self._profile else None)
@@ -89,24 +103,55 @@ class SimBackend(Component):
             cost=self._cost(),
         )
 
-    def check(self, workload: Workload, policy: Policy, seed: int) -> None:
-        """Refuse what cannot run.
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a policy that needs what this engine lacks.
 
         Raises:
-            InputError: the policy needs what is missing, a domain has no acceptance, or a request is longer
-                than the whole KV memory.
+            InputError: what is missing, or which field does not fit.
         """
         PolicyDriver(policy, self.caps())
-        self._acceptance().check(workload.domain_names, self.max_draft_len)
+
+    def check_workload(self, workload: Workload, seed: int) -> None:
+        """Refuse a workload that the models do not cover or the memory cannot hold.
+
+        Raises:
+            InputError: all problems.
+        """
+        requests, acceptance = workload.generate(seed), self._acceptance()
+        smallest, largest = self._batches(workload, len(requests))
+        checks: list[Callable[[], None]] = [
+            partial(acceptance.check, workload.domain_names, self.max_draft_len),
+            partial(acceptance.check_requests, requests),
+            partial(self._cost().check_batches, smallest, largest),
+            partial(self._check_memory, requests),
+        ]
+        problems: list[str] = []
+        for check in checks:
+            try:
+                check()
+            except InputError as error:
+                problems += error.problems
+        if problems:
+            raise InputError(*problems)
+
+    def _batches(self, workload: Workload, requests: int) -> tuple[int, int | None]:
+        """Smallest and largest batch that a run is sure to have; None = unknown."""
+        if workload.clients is None:
+            return 1, None
+        largest = min(workload.clients, self.max_running_requests, requests)
+        steady = isinstance(workload, Closed) and not workload.drain and workload.clients < requests
+        return (largest if steady else 1), largest
+
+    def _check_memory(self, requests: list[Request]) -> None:
         if self.kv.blocks is None:
             return
-        capacity = self.kv.blocks * self.kv.block_tokens
-        for r in workload.generate(seed):
+        for r in requests:
             tokens = r.prompt_len + r.output_len + self.max_draft_len + 1
             if self.kv.blocks_for(tokens) > self.kv.blocks:
                 raise InputError(
-                    f"workload: request {r.id} needs {tokens} tokens of KV memory (prompt {r.prompt_len}, "
-                    f"output {r.output_len}, block {self.max_draft_len + 1}); backend.kv holds {capacity}"
+                    f"workload: request {r.id} needs {tokens} tokens of KV memory (prompt {r.prompt_len}, output "
+                    f"{r.output_len}, block {self.max_draft_len + 1}); backend.kv holds "
+                    f"{self.kv.blocks * self.kv.block_tokens}"
                 )
 
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:

@@ -10,8 +10,8 @@ from adasim.calibration.acceptance import Luck
 from adasim.calibration.cost import CostModel
 from adasim.policies.driver import PolicyDriver
 from adasim.records import StepRecord
-from adasim.simulator.admission import Admission
-from adasim.simulator.recorder import Recorder
+from adasim.serving.admission import Admission
+from adasim.serving.recorder import Recorder
 from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds
 
 Process = Generator[simpy.Event, Any, None]
@@ -71,12 +71,10 @@ class Engine:
                 yield from self._round()
 
     def _prefill_step(self, prefill: IntArray) -> Process:
-        start, queued = self.env.now, len(self.admission.queue)
-        seconds = self.cost.step(
-            0, 0, 0, 0.0, prefill=int(prefill.sum()), prefill_context=self._prefill_context(prefill)
-        )
+        start, queued, used = self.env.now, len(self.admission.queue), self.admission.pool.used
+        seconds = self.cost.step(0, 0, 0, 0.0, prefill=int(prefill.sum()), prefill_context=self._prefill_context(prefill))
         yield self.env.timeout(seconds.total)
-        self._record(start, queued, seconds, prefill)
+        self._record(start, queued, used, seconds, prefill)
 
     def _round(self) -> Process:
         """Draft, choose lengths, verify, accept; with a chunk of prefill where there is one."""
@@ -109,7 +107,7 @@ class Engine:
             prefill_context=self._prefill_context(prefill),
             reads_head=self.driver.reads_draft,
         )
-        queued = len(self.admission.queue)
+        queued, used = len(self.admission.queue), self.admission.pool.used
         yield self.env.timeout(seconds.total)
 
         accepted = np.minimum(truth, verify_lens - 1)
@@ -119,7 +117,7 @@ class Engine:
         self.driver.observe(outcome)
         self.admission.scheduler.observe(outcome)
         self._land(rows, outcome)
-        self._record(start, queued, seconds, prefill, view, outcome, verified)
+        self._record(start, queued, used, seconds, prefill, view, outcome, verified)
 
     def _land(self, rows: IntArray, outcome: StepOutcome) -> None:
         batch = self.batch
@@ -143,6 +141,9 @@ class Engine:
             if np.isnan(life.first_token_s):
                 life.first_token_s = self.env.now
         self.admission.cache_prompts(complete)
+        returned = complete[batch.done[complete] > 0]  # evicted before: their users have waited since
+        if len(returned):
+            self.recorder.gaps(self.env.now - batch.emitted_s[returned])
         batch.done[complete] += 1
         batch.emitted_s[complete] = self.env.now
         return len(complete)
@@ -151,6 +152,7 @@ class Engine:
         self,
         start: float,
         queued: int,
+        kv_blocks: int,
         seconds: StepSeconds,
         prefill: IntArray,
         view: BatchView | None = None,
@@ -176,7 +178,7 @@ class Engine:
                 verify_s=seconds.verify,
                 overhead_s=seconds.overhead,
                 prefill_s=seconds.prefill,
-                kv_blocks=self.admission.pool.used,
+                kv_blocks=kv_blocks,
                 context=0.0 if view is None else float(view.context_lens.mean()),
                 evicted=self.admission.evicted,
             )

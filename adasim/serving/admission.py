@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from adasim.errors import PolicyError
 from adasim.policies.scheduler import Scheduler
-from adasim.simulator.batch import Batch
-from adasim.simulator.kv import KvMemory, KvPool
+from adasim.serving.batch import Batch
+from adasim.serving.kv import KvMemory, KvPool
 from adasim.traces import HASH_BLOCK
 from adasim.types import EngineCaps, IntArray, QueueView, Request, RunningView
 
@@ -25,6 +25,7 @@ class Life:
     arrival_s: float = nan
     admitted_s: float = nan
     first_token_s: float = nan
+    emitted_s: float = nan  # last chunk
     finish_s: float = nan
     tokens: int = 0
     rounds: int = 0
@@ -169,7 +170,7 @@ class Admission:
             life = self.lives[int(batch.request[row])]
             life.tokens, life.rounds = int(batch.done[row]), int(batch.rounds[row])
             life.drafts, life.verified = int(batch.drafts[row]), int(batch.verified[row])
-            life.accepted = int(batch.accepted[row])
+            life.accepted, life.emitted_s = int(batch.accepted[row]), float(batch.emitted_s[row])
 
     def _blocks(self, tokens: IntArray) -> IntArray:
         return -(-tokens // self.pool.memory.block_tokens)
@@ -198,6 +199,7 @@ class Admission:
             life.cached, life.admitted_s = cached, now_s
         life.status = "running"
         self.batch.add(
+            emitted_s=life.emitted_s,
             request=index,
             domain=life.request.domain,
             base=int(self.bases[index]),

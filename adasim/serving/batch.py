@@ -42,10 +42,10 @@ class Batch:
         """Tokens known of each request, the anchor counted."""
         return self.prompt + self.done
 
-    def add(self, **entry: int) -> None:
-        """Append a request; names that are left out start at 0."""
+    def add(self, emitted_s: float, **entry: int) -> None:
+        """Append a request, whose last chunk came at ``emitted_s``; names that are left out start at 0."""
         column = np.array([[entry.get(name, 0)] for name in self._NAMES], dtype=np.int64)
-        self.emitted_s = np.append(self.emitted_s, 0.0)
+        self.emitted_s = np.append(self.emitted_s, emitted_s)
         self._set(np.concatenate([self._rows, column], axis=1))
 
     def keep(self, rows: NDArray[np.bool_]) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, frame
-from adasim.simulator.admission import Life
+from adasim.serving.admission import Life
 from adasim.types import FloatArray, IntArray
 
 
@@ -27,8 +27,15 @@ class Recorder:
     def round(self, domains: IntArray, verify_lens: IntArray, accepted: IntArray, gaps_s: FloatArray) -> None:
         """One round's blocks and chunk gaps, one entry a request."""
         np.add.at(self._blocks, (domains, verify_lens, accepted), 1)
-        values, counts = np.unique(gaps_s, return_counts=True)
+        self.gaps(gaps_s)
+
+    def gaps(self, gaps_s: FloatArray) -> None:
+        """Time since each request's last chunk, [n > 0]."""
         step = len(self.steps)
+        if (gaps_s == gaps_s[0]).all():  # nearly always: everybody took part in the round before
+            self._gaps.append(GapRecord(step, float(gaps_s[0]), len(gaps_s)))
+            return
+        values, counts = np.unique(gaps_s, return_counts=True)
         self._gaps += [GapRecord(step, g, c) for g, c in zip(values.tolist(), counts.tolist(), strict=True)]
 
     def records(self, lives: Sequence[Life]) -> Records:

@@ -2,9 +2,9 @@
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from math import ceil
+from typing import Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from adasim.traces import HASH_BLOCK
 from adasim.types import Component
@@ -20,8 +20,14 @@ class KvMemory(Component):
     """
 
     blocks: int | None = Field(default=None, ge=1)
-    block_tokens: int = Field(default=16, ge=1)
+    block_tokens: int = Field(default=16, ge=1, le=65536)
     prefix_cache: bool = False
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> Self:
+        if self.prefix_cache and HASH_BLOCK % self.block_tokens:
+            raise ValueError(f"prefix_cache needs block_tokens that divide {HASH_BLOCK}, not {self.block_tokens}")
+        return self
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold ``tokens`` tokens."""
@@ -39,7 +45,7 @@ class KvPool:
         self.memory = memory
         self.total = memory.blocks if memory.blocks is not None else 1 << 60
         self.private = 0
-        self.hash_blocks = ceil(HASH_BLOCK / memory.block_tokens)
+        self.hash_blocks = HASH_BLOCK // memory.block_tokens
         self._users: dict[int, int] = {}  # hash id -> running requests that use it (> 0)
         self._idle: OrderedDict[int, None] = OrderedDict()  # unreferenced, the oldest first
 

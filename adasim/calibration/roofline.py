@@ -1,0 +1,85 @@
+"""Cost from specifications, for hardware nobody profiled."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, PrivateAttr, model_validator
+
+from adasim.calibration.cost import CostModel, LinearDraft, Ms, TableCost
+from adasim.calibration.specs import MODELS, Hardware, ModelSpec, hardware
+from adasim.errors import InputError
+from adasim.types import Component
+
+
+class LayersDraft(Component):
+    """A drafter made of ``layers`` layers of the target's shape, priced by the roofline; the LM head is shared."""
+
+    kind: Literal["layers"] = "layers"
+    layers: int = Field(default=5, ge=1)
+    autoregressive: bool = False
+
+
+class RooflineCost(CostModel):
+    """max(memory time, compute time) of every pass, from a hardware and a model specification.
+
+    Unmeasured: an estimate for hardware nobody profiled. Linear layers and attention are maximised apart;
+    ``memory_efficiency`` and ``compute_efficiency`` scale the peaks; ``launch_ms`` is paid by every pass. A
+    mixture of experts reads E (1 - (1 - e/E)^t) experts for t tokens.
+    """
+
+    kind: Literal["roofline"] = "roofline"
+    hardware: str | Hardware = "h100"
+    model: str | ModelSpec = "qwen3-8b"
+    memory_efficiency: float = Field(default=0.8, gt=0, le=1)
+    compute_efficiency: float = Field(default=0.6, gt=0, le=1)
+    launch_ms: Ms = 0.5
+    draft: Annotated[LinearDraft | LayersDraft, Field(discriminator="kind")] = LayersDraft()
+    _hardware: Hardware = PrivateAttr()
+    _model: ModelSpec = PrivateAttr()
+
+    @model_validator(mode="after")
+    def _look_up(self) -> Self:
+        self._hardware = hardware(self.hardware)
+        if isinstance(self.model, str) and self.model not in MODELS:
+            raise InputError(f"model: unknown {self.model!r}; allowed: {', '.join(sorted(MODELS))}")
+        self._model = MODELS[self.model] if isinstance(self.model, str) else self.model
+        return self
+
+    def verify_s(self, batch: int, tokens: int, context: float) -> float:
+        """One pass of all layers and the LM head over ``tokens`` tokens."""
+        return self._pass_s(batch, tokens, context, self._model.layers, head_tokens=tokens)
+
+    def _pass_s(self, batch: int, tokens: int, context: float, layers: int, head_tokens: int) -> float:
+        m, bandwidth = self._model, self._hardware.bytes_per_s * self.memory_efficiency
+        flops = self._hardware.flop_per_s * self.compute_efficiency
+        weights = layers * m.layer_params_read(tokens) + m.head_params
+        work = 2 * (layers * m.layer_params_active * tokens + m.head_params * head_tokens)
+        linear_s = max(weights * m.bytes_per_param / bandwidth, work / flops)
+        kv_bytes = batch * context * layers * m.kv_bytes_per_layer
+        attention = 4 * tokens * context * layers * m.heads * m.head_dim
+        return linear_s + max(kv_bytes / bandwidth, attention / flops) + self.launch_ms / 1e3
+
+    def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
+        """One pass over the blocks, or one per draft token."""
+        if isinstance(self.draft, LinearDraft):
+            return self.draft.seconds(batch, positions, longest)
+        if not self.draft.autoregressive:
+            return self._pass_s(batch, positions, context, self.draft.layers, positions)
+        return longest * self._pass_s(batch, batch, context, self.draft.layers, batch)
+
+    def prefill_s(self, tokens: int, context: float, verified: int) -> float:
+        """The pass with the prefill tokens less the pass without; one LM-head row a prompt is neglected."""
+        layers = self._model.layers
+        if not verified:
+            return self._pass_s(1, tokens, context, layers, head_tokens=1)
+        both = self._pass_s(0, tokens + verified, 0.0, layers, verified)
+        alone = self._pass_s(0, verified, 0.0, layers, verified)
+        attention = self._pass_s(1, tokens, context, layers, 1) - self._pass_s(0, tokens, 0.0, layers, 1)
+        return both - alone + attention
+
+    @property
+    def notes(self) -> list[str]:
+        """A roofline is a guess."""
+        return ["cost is a roofline estimate: nothing was measured on this hardware"]
+
+
+AnyCost = Annotated[TableCost | RooflineCost, Field(discriminator="kind")]
