@@ -94,7 +94,9 @@ def held_out_lessons(work: Path, each: int) -> list[Lesson]:
     return [x for d in range(len(DOMAINS)) for x in [y for y in lessons if y.text.domain == d][:each]]
 
 
-def ship(trainer: DrafterTrainer, out: Path, form: Form = "released", texts: int = 1500) -> dict[str, Any]:
+def ship(
+    trainer: DrafterTrainer, out: Path, form: Form = "released", texts: int = 1500, name: str = SMOLLM2
+) -> dict[str, Any]:
     """Fit the length head, write the checkpoint into ``out``, and return what a model card needs."""
     weights = {k: w.to(torch.bfloat16) for k, w in trainer.average.items()}
     train = _stack(trainer, weights, trainer.book.lessons[-texts:], 16)
@@ -107,7 +109,15 @@ def ship(trainer: DrafterTrainer, out: Path, form: Form = "released", texts: int
     with torch.inference_mode():
         predicted = block * head(test[0].float())
     truth = (test[1] + 1).float()
+    lessons = trainer.book.lessons
     return {
+        "target": name,
+        "layers": trainer.shape.arch.layers,
+        "block": block,
+        "taps": list(trainer.shape.taps),
+        "vocab": len(trainer.vocab),
+        "lessons": len(lessons),
+        "answer_tokens": sum(len(x.text.tokens) - x.text.prompt_len for x in lessons),
         "step": trainer.step,
         "positions": trainer.positions,
         "train_s": round(trainer.seconds),
