@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 REAL := $(VENV)/.real
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help run test check format bench clean
+.PHONY: help run test check format bench gpu-check clean
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -40,6 +40,9 @@ format: $(READY)  ## Format the code
 bench: $(REAL)  ## Measure speed as ratios within one run; the last line is JSON
 	$(BIN)/python -m tests.bench_real
 	$(BIN)/python -m tests.bench
+
+gpu-check:  ## On a machine with a GPU: measure costs, check losslessness, write gpu/
+	$(PYTHON) -m adasim.real.gpu_check --out gpu
 
 clean:  ## Remove the environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
