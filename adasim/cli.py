@@ -184,16 +184,20 @@ def train_drafter_command(
 def train_ship_command(
     work: Work,
     out: Annotated[Path, typer.Option(help="Folder for the checkpoint and its card.")],
+    limits: Annotated[str, typer.Option(help="A sentence for the card: what it cannot do.")] = "none stated.",
     layers: Annotated[int, typer.Option(min=1, help="Draft layers, as trained.")] = 3,
     threads: Threads = 1,
 ) -> None:
     """Fit the length head to the trained drafter, and write both in the public DFlash layout."""
     _torch(threads)
-    from adasim.real.pipeline import make_trainer, ship, write_card
+    from adasim.files import to_json, write_atomic
+    from adasim.real.card import card, read_log
+    from adasim.real.pipeline import make_trainer, ship
     from adasim.real.train_drafter import DrafterTraining
 
-    facts = ship(make_trainer(work, work / "drafter", DrafterTraining(), layers, 50), out)
-    write_card(out / "card.json", facts)
+    facts = ship(make_trainer(work, work / "drafter", DrafterTraining(), layers, 20), out)
+    write_atomic(out / "facts.json", to_json(facts))
+    write_atomic(out / "README.md", card(facts, read_log(work / "drafter" / "log.jsonl"), limits))
     typer.echo(f"{out}: step {facts['step']}, SHA-256 {facts['sha256'][:16]}")
 
 

@@ -1,7 +1,8 @@
 """The optimiser of drafter training: orthogonalised momentum for matrices, Adam for the rest.
 
-Orthogonalised momentum (Muon, K. Jordan 2024; update scale of Liu et al. 2025, so that Adam's learning rates
-carry over) needs about half of Adam's steps here; measured in the training log.
+Orthogonalised momentum: Muon, K. Jordan 2024; update scale of Liu et al. 2025, so that Adam's learning rates carry
+over. One comparison on SmolLM2's drafter, same data and seed, 60 steps: loss 4.64 against Adam's 6.10, at 174 s
+against 142 s.
 """
 
 import torch

@@ -1,7 +1,6 @@
 """From nothing to a shipped drafter, in steps that can be stopped and taken up again: text, train, ship."""
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -139,8 +138,3 @@ def _stack(trainer: DrafterTrainer, weights: Weights, lessons: Sequence[Lesson],
     t = trainer
     blocks = list(drafted_blocks(t.shape, weights, t.embedding, t.head, t.vocab, lessons, anchors))
     return torch.cat([b.hidden for b in blocks]), torch.cat([b.run for b in blocks])
-
-
-def write_card(path: Path, facts: dict[str, Any]) -> None:
-    """Facts as JSON, for the model card."""
-    path.write_text(json.dumps(facts, indent=1) + "\n")
