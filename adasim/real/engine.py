@@ -86,7 +86,8 @@ class Engine:
             self._prefill()
         elif len(self.batch):
             self._round()
-        finished = self.admission.finish(self.clock())
+        steps = self.recorder.steps  # a request ends with its last step, not when it is noticed
+        finished = self.admission.finish(steps[-1].end_s if steps else self.clock())
         if self.collector is not None:
             for index in finished:
                 domain = self.admission.lives[index].request.domain
