@@ -107,9 +107,7 @@ class Engine:
     def _prefill(self) -> None:
         """Whole prompts, the longest-waiting first, give their first token each."""
         start, batch = self.clock(), self.batch
-        left = batch.prefill_left
-        first = np.arange(len(left)) == np.argmax(left > 0)
-        taken = np.where((np.cumsum(left) <= self.max_prefill_tokens) | first, left, 0)
+        taken = batch.whole_prompts(self.max_prefill_tokens)
         rows = np.flatnonzero(taken)
         ids = batch.request[rows].tolist()
         spans = [Span(self.slots[i], 0, len(self.tokens[i])) for i in ids]
@@ -169,7 +167,8 @@ class Engine:
         )
         self.driver.observe(outcome)
         self.admission.scheduler.observe(outcome)
-        self._land(rows, outcome, now)
+        gaps_s = self.admission.land(rows, outcome, now)
+        self.recorder.round(batch.domain[rows], verify_lens, accepted, gaps_s)
         draft_s, verify_s = drafted - drafting, verified - deciding
         seconds = StepSeconds(draft_s, verify_s, now - start - draft_s - verify_s)
         self._record(start, now, seconds, view=view, outcome=outcome)
@@ -237,18 +236,6 @@ class Engine:
             self.batch.want[row] = self.batch.done[row] + end
         self.tokens[index] += new
         return len(new)
-
-    def _land(self, rows: IntArray, outcome: StepOutcome, now: float) -> None:
-        batch = self.batch
-        batch.done[rows] += outcome.emitted
-        batch.rounds[rows] += 1
-        batch.drafts[rows] += outcome.draft_lens
-        batch.verified[rows] += outcome.verify_lens
-        batch.accepted[rows] += outcome.accepted
-        gaps = now - batch.emitted_s[rows]
-        self.recorder.round(batch.domain[rows], outcome.verify_lens, outcome.accepted, gaps)
-        batch.emitted_s[rows] = now
-        self.admission.release_spare(rows)
 
     def _settle(self) -> None:
         """Slots of requests that left are closed up, new requests get the next ones."""

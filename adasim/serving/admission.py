@@ -13,7 +13,7 @@ from adasim.policies.scheduler import Scheduler
 from adasim.serving.batch import Batch
 from adasim.serving.kv import KvMemory, KvPool
 from adasim.traces import HASH_BLOCK
-from adasim.types import EngineCaps, IntArray, QueueView, Request, RunningView
+from adasim.types import EngineCaps, FloatArray, IntArray, QueueView, Request, RunningView, StepOutcome
 
 
 @dataclass(slots=True)
@@ -127,6 +127,19 @@ class Admission:
             rows = (np.cumsum(stays) - 1)[rows[stays[rows]]]
             self._evict(gone)
         return kept
+
+    def land(self, rows: IntArray, outcome: StepOutcome, now_s: float) -> FloatArray:
+        """A round of ``rows`` ended: count it and give spare slots back. Returns the time since each last chunk, [n]."""
+        batch = self.batch
+        batch.done[rows] += outcome.emitted
+        batch.rounds[rows] += 1
+        batch.drafts[rows] += outcome.draft_lens
+        batch.verified[rows] += outcome.verify_lens
+        batch.accepted[rows] += outcome.accepted
+        gaps_s = now_s - batch.emitted_s[rows]
+        batch.emitted_s[rows] = now_s
+        self.release_spare(rows)
+        return gaps_s
 
     def release_spare(self, rows: IntArray) -> None:
         """Give back the slots of rejected drafts. The newest token, the next anchor, has no KV yet."""

@@ -42,6 +42,12 @@ class Batch:
         """Tokens known of each request, the anchor counted."""
         return self.prompt + self.done
 
+    def whole_prompts(self, limit: int) -> IntArray:
+        """Tokens of each row in a prefill step of its own, [n]: whole prompts, in order, up to ``limit`` or one."""
+        left = self.prefill_left
+        first = np.arange(len(left)) == np.argmax(left > 0)
+        return np.where((np.cumsum(left) <= limit) | first, left, 0)
+
     def add(self, emitted_s: float, **entry: int) -> None:
         """Append a request, whose last chunk came at ``emitted_s``; names that are left out start at 0."""
         column = np.array([[entry.get(name, 0)] for name in self._NAMES], dtype=np.int64)

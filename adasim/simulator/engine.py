@@ -66,7 +66,7 @@ class Engine:
                 self._work = self.env.event()
                 yield self._work
             elif self.chunk is None and self.batch.prefill_left.any():
-                yield from self._prefill_step(self._whole_prompts())
+                yield from self._prefill_step(self.batch.whole_prompts(self.max_prefill_tokens))
             else:
                 yield from self._round()
 
@@ -116,20 +116,9 @@ class Engine:
         outcome = StepOutcome(view.step, ids, draft_lens, verify_lens, accepted, emitted, seconds.total, queued)
         self.driver.observe(outcome)
         self.admission.scheduler.observe(outcome)
-        self._land(rows, outcome)
+        gaps_s = self.admission.land(rows, outcome, self.env.now)
+        self.recorder.round(batch.domain[rows], verify_lens, accepted, gaps_s)
         self._record(start, queued, used, seconds, prefill, view, outcome, verified)
-
-    def _land(self, rows: IntArray, outcome: StepOutcome) -> None:
-        batch = self.batch
-        batch.done[rows] += outcome.emitted
-        batch.rounds[rows] += 1
-        batch.drafts[rows] += outcome.draft_lens
-        batch.verified[rows] += outcome.verify_lens
-        batch.accepted[rows] += outcome.accepted
-        gaps_s = self.env.now - batch.emitted_s[rows]
-        self.recorder.round(batch.domain[rows], outcome.verify_lens, outcome.accepted, gaps_s)
-        batch.emitted_s[rows] = self.env.now
-        self.admission.release_spare(rows)
 
     def _land_prefill(self, prefill: IntArray) -> int:
         """Complete prompts give their next token; returns how many did."""
@@ -186,12 +175,6 @@ class Engine:
         self.admission.evicted = 0
         for index in self.admission.finish(self.env.now):
             self.on_finish(index)
-
-    def _whole_prompts(self) -> IntArray:
-        """Prefill tokens of each row in a step of their own: whole prompts, in order, up to the limit."""
-        left = self.batch.prefill_left
-        first = np.arange(len(left)) == np.argmax(left > 0)
-        return np.where((np.cumsum(left) <= self.max_prefill_tokens) | first, left, 0)
 
     def _chunk(self) -> IntArray:
         """Prefill tokens of each row in a mixed step: ``chunk`` in all, in order."""
