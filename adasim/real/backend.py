@@ -174,19 +174,13 @@ class TorchBackend(Component):
         return requests, tokens
 
     def _check_lengths(self, requests: list[Request], limit: int) -> None:
-        block = self.caps().block
         for r in requests:
             if r.prompt_len + r.output_len > limit:
                 raise InputError(
                     f"workload: request {r.id} has {r.prompt_len} prompt and {r.output_len} output tokens; "
                     f"{self.target} takes {limit} in all"
                 )
-            tokens = r.prompt_len + r.output_len + block
-            if self.kv.blocks is not None and self.kv.blocks_for(tokens) > self.kv.blocks:
-                raise InputError(
-                    f"workload: request {r.id} needs {tokens} tokens of KV memory; "
-                    f"backend.kv holds {self.kv.blocks * self.kv.block_tokens}"
-                )
+        self.kv.check(requests, self.caps().block)
 
     def _tokenizer(self, vocab: int) -> tuple[Any, frozenset[int]]:
         """Prompt to tokens, and the tokens that end an answer; random targets read bytes."""

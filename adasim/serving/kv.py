@@ -6,8 +6,9 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from adasim.errors import InputError
 from adasim.traces import HASH_BLOCK
-from adasim.types import Component
+from adasim.types import Component, Request
 
 
 class KvMemory(Component):
@@ -28,6 +29,22 @@ class KvMemory(Component):
         if self.prefix_cache and HASH_BLOCK % self.block_tokens:
             raise ValueError(f"prefix_cache needs block_tokens that divide {HASH_BLOCK}, not {self.block_tokens}")
         return self
+
+    def check(self, requests: Sequence[Request], block: int) -> None:
+        """Refuse a request that the whole memory cannot hold together with a full block of ``block`` positions.
+
+        Raises:
+            InputError: the first such request.
+        """
+        if self.blocks is None:
+            return
+        for r in requests:
+            tokens = r.prompt_len + r.output_len + block
+            if self.blocks_for(tokens) > self.blocks:
+                raise InputError(
+                    f"workload: request {r.id} needs {tokens} tokens of KV memory (prompt {r.prompt_len}, output "
+                    f"{r.output_len}, block {block}); backend.kv holds {self.blocks * self.block_tokens}"
+                )
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that hold ``tokens`` tokens."""

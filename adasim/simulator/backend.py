@@ -123,7 +123,7 @@ class SimBackend(Component):
             partial(acceptance.check, workload.domain_names, self.max_draft_len),
             partial(acceptance.check_requests, requests),
             partial(self._cost().check_batches, smallest, largest),
-            partial(self._check_memory, requests),
+            partial(self.kv.check, requests, self.max_draft_len + 1),
         ]
         problems: list[str] = []
         for check in checks:
@@ -141,18 +141,6 @@ class SimBackend(Component):
         largest = min(workload.clients, self.max_running_requests, requests)
         steady = isinstance(workload, Closed) and not workload.drain and workload.clients < requests
         return (largest if steady else 1), largest
-
-    def _check_memory(self, requests: list[Request]) -> None:
-        if self.kv.blocks is None:
-            return
-        for r in requests:
-            tokens = r.prompt_len + r.output_len + self.max_draft_len + 1
-            if self.kv.blocks_for(tokens) > self.kv.blocks:
-                raise InputError(
-                    f"workload: request {r.id} needs {tokens} tokens of KV memory (prompt {r.prompt_len}, output "
-                    f"{r.output_len}, block {self.max_draft_len + 1}); backend.kv holds "
-                    f"{self.kv.blocks * self.kv.block_tokens}"
-                )
 
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Simulate one run. The same arguments give the same records."""
