@@ -170,6 +170,10 @@ def test_a_small_pool_sends_requests_back_and_changes_nothing(
     assert run.texts == [plain(target, p, 24) for p in texts]
     assert sum(x.evictions for x in lives) > 0
     assert run.engine.admission.pool.used == 0
+    records = run.engine.recorder.records(lives)
+    chunks = records.requests["rounds"].sum() + sum(x.evictions for x in lives if x.tokens > 1)
+    assert records.gaps["chunks"].sum() == chunks  # those who waited through an eviction are counted
+    assert records.steps["kv_blocks"].max() > 20  # of 24, before spare slots are given back
 
 
 def test_batch_of_one_and_no_drafter(target: Target) -> None:

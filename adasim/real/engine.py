@@ -106,7 +106,7 @@ class Engine:
 
     def _prefill(self) -> None:
         """Whole prompts, the longest-waiting first, give their first token each."""
-        start, batch = self.clock(), self.batch
+        start, queued, used, batch = self.clock(), len(self.admission.queue), self.admission.pool.used, self.batch
         taken = batch.whole_prompts(self.max_prefill_tokens)
         rows = np.flatnonzero(taken)
         ids = batch.request[rows].tolist()
@@ -128,13 +128,9 @@ class Engine:
         for row, index, token in zip(rows.tolist(), ids, chosen.tolist(), strict=True):
             self._append(row, index, [token])
         now = self.clock()
-        batch.prefill_left -= taken
-        for index in ids:
-            life = self.admission.lives[index]
-            life.first_token_s = now if np.isnan(life.first_token_s) else life.first_token_s
-        batch.done[rows] += 1
-        batch.emitted_s[rows] = now
-        self._record(start, now, StepSeconds(prefill=now - start), prefill=int(taken.sum()), first=len(rows))
+        first, gaps_s = self.admission.land_prefill(taken, now)
+        self.recorder.gaps(gaps_s)
+        self._record(start, now, queued, used, StepSeconds(prefill=now - start), prefill=int(taken.sum()), first=first)
 
     def _round(self) -> None:
         """Draft, choose lengths, verify, accept."""
@@ -161,7 +157,7 @@ class Engine:
             new = [*proposal.tokens[i][: verdict.accepted], verdict.token]
             emitted[i] = self._append(row, index, new[: int(batch.want[row] - batch.done[row])])
         accepted = np.array([v.accepted for v in verdicts], dtype=np.int64)
-        now, queued = self.clock(), len(self.admission.queue)
+        now, queued, used = self.clock(), len(self.admission.queue), self.admission.pool.used
         outcome = StepOutcome(
             view.step, view.request_ids, draft_lens, verify_lens, accepted, emitted, now - start, queued
         )
@@ -171,7 +167,7 @@ class Engine:
         self.recorder.round(batch.domain[rows], verify_lens, accepted, gaps_s)
         draft_s, verify_s = drafted - drafting, verified - deciding
         seconds = StepSeconds(draft_s, verify_s, now - start - draft_s - verify_s)
-        self._record(start, now, seconds, view=view, outcome=outcome)
+        self._record(start, now, queued, used, seconds, view=view, outcome=outcome)
 
     def _propose(self, ids: list[int], draft_lens: IntArray) -> Proposal:
         if self.drafter is None or self.draft_kv is None:
@@ -268,8 +264,8 @@ class Engine:
         return torch.tensor(tokens, device=self.target.device)
 
     def _record(
-        self, start: float, now: float, seconds: StepSeconds, prefill: int = 0, first: int = 0,
-        view: BatchView | None = None, outcome: StepOutcome | None = None,
+        self, start: float, now: float, queued: int, kv_blocks: int, seconds: StepSeconds, prefill: int = 0,
+        first: int = 0, view: BatchView | None = None, outcome: StepOutcome | None = None,
     ) -> None:  # fmt: skip
         def total(name: str) -> int:
             return 0 if outcome is None else int(getattr(outcome, name).sum())
@@ -280,7 +276,7 @@ class Engine:
                 start_s=start,
                 end_s=now,
                 decoding=0 if view is None else len(view),
-                queued=len(self.admission.queue),
+                queued=queued,
                 prefill_tokens=prefill,
                 draft_tokens=total("draft_lens"),
                 verify_tokens=total("verify_lens"),
@@ -291,7 +287,7 @@ class Engine:
                 verify_s=seconds.verify,
                 overhead_s=seconds.overhead,
                 prefill_s=seconds.prefill,
-                kv_blocks=self.admission.pool.used,
+                kv_blocks=kv_blocks,
                 context=0.0 if view is None else float(view.context_lens.mean()),
                 evicted=self.admission.evicted,
             )

@@ -128,6 +128,24 @@ class Admission:
             self._evict(gone)
         return kept
 
+    def land_prefill(self, prefill: IntArray, now_s: float) -> tuple[int, FloatArray]:
+        """A step computed ``prefill`` prompt tokens of each row [n]; complete prompts give their next token.
+
+        Returns how many did, and the time since the last chunk of those that were evicted before.
+        """
+        batch = self.batch
+        batch.prefill_left -= prefill
+        complete = np.flatnonzero((prefill > 0) & (batch.prefill_left == 0))
+        for index in batch.request[complete].tolist():
+            life = self.lives[index]
+            life.first_token_s = now_s if np.isnan(life.first_token_s) else life.first_token_s
+        self.cache_prompts(complete)
+        returned = complete[batch.done[complete] > 0]  # their users have waited since
+        gaps_s = now_s - batch.emitted_s[returned]
+        batch.done[complete] += 1
+        batch.emitted_s[complete] = now_s
+        return len(complete), gaps_s
+
     def land(self, rows: IntArray, outcome: StepOutcome, now_s: float) -> FloatArray:
         """A round of ``rows`` ended: count it and give spare slots back. Returns the time since each last chunk, [n]."""
         batch = self.batch

@@ -30,7 +30,9 @@ class Recorder:
         self.gaps(gaps_s)
 
     def gaps(self, gaps_s: FloatArray) -> None:
-        """Time since each request's last chunk, [n > 0]."""
+        """Time since each request's last chunk, [n]."""
+        if not len(gaps_s):
+            return
         step = len(self.steps)
         if (gaps_s == gaps_s[0]).all():  # nearly always: everybody took part in the round before
             self._gaps.append(GapRecord(step, float(gaps_s[0]), len(gaps_s)))

@@ -120,23 +120,6 @@ class Engine:
         self.recorder.round(batch.domain[rows], verify_lens, accepted, gaps_s)
         self._record(start, queued, used, seconds, prefill, view, outcome, verified)
 
-    def _land_prefill(self, prefill: IntArray) -> int:
-        """Complete prompts give their next token; returns how many did."""
-        batch = self.batch
-        batch.prefill_left -= prefill
-        complete = np.flatnonzero((prefill > 0) & (batch.prefill_left == 0))
-        for index in batch.request[complete].tolist():
-            life = self.admission.lives[index]
-            if np.isnan(life.first_token_s):
-                life.first_token_s = self.env.now
-        self.admission.cache_prompts(complete)
-        returned = complete[batch.done[complete] > 0]  # evicted before: their users have waited since
-        if len(returned):
-            self.recorder.gaps(self.env.now - batch.emitted_s[returned])
-        batch.done[complete] += 1
-        batch.emitted_s[complete] = self.env.now
-        return len(complete)
-
     def _record(
         self,
         start: float,
@@ -149,7 +132,10 @@ class Engine:
         verified: int = 0,
     ) -> None:
         """Write the step down, and let finished requests go."""
-        first_tokens = self._land_prefill(prefill) if prefill.any() else 0
+        first_tokens = 0
+        if prefill.any():
+            first_tokens, gaps_s = self.admission.land_prefill(prefill, self.env.now)
+            self.recorder.gaps(gaps_s)
         self.recorder.steps.append(
             StepRecord(
                 step=len(self.recorder.steps),
