@@ -1,11 +1,12 @@
 """What happened: the tables every backend writes and every report reads."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,10 +92,14 @@ class Records:
 
 def frame(kind: type[NamedTuple], rows: Sequence[tuple[object, ...]]) -> "pd.DataFrame":
     """A table of records, typed even when empty."""
+    return table(kind, list(zip(*rows, strict=True)) if rows else [()] * len(kind._fields))
+
+
+def table(kind: type[NamedTuple], columns: Iterable[Sequence[object] | NDArray[Any]]) -> "pd.DataFrame":
+    """The same from one column per field of ``kind``."""
     import pandas as pd
 
     types: dict[object, Any] = {int: np.int64, float: np.float64, str: "str"}
-    columns: list[Any] = list(zip(*rows, strict=True)) if rows else [()] * len(kind._fields)
     return pd.DataFrame(
         {
             name: pd.Series(column, dtype=types[kind.__annotations__[name]])

@@ -17,6 +17,7 @@ Seconds inside, milliseconds in files that people write and in reports.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -25,6 +26,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+
+
+@lru_cache(maxsize=1024)
+def constant(n: int, value: int) -> IntArray:
+    """[n] times the same number; shared, and read-only for that reason."""
+    array = np.full(n, value, dtype=np.int64)
+    array.flags.writeable = False
+    return array
 
 
 class Component(BaseModel):
@@ -71,7 +80,7 @@ class Request:
     hash_ids: tuple[int, ...] = ()  # one id per full 512 prompt tokens
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made every round, and that would take five times as long
 class BatchView:
     """What a policy sees before drafting. No output length, no future: the oracle boundary is this type."""
 
@@ -86,7 +95,7 @@ class BatchView:
         return len(self.request_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made every round, and that would take five times as long
 class DraftView:
     """What a policy sees after drafting. Entry i of a row never depends on the sampled token at i or later.
 
@@ -109,7 +118,7 @@ class DraftView:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: one is made every round, and that would take five times as long
 class StepOutcome:
     """What a round did: the feedback of policies and schedulers."""
 

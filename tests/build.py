@@ -1,14 +1,20 @@
 """Small scenarios and runs that tests are made of."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from adasim.calibration.luck import Luck
 from adasim.plan import Plan, expand
 from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
 from adasim.policies.off import Off
 from adasim.records import Records
 from adasim.scenario import Scenario, validate
+from adasim.serving.lives import Lives
+from adasim.types import FloatArray, IntArray, Request
 
 SHARED = Path(__file__).parents[2] / "shared"
 
@@ -71,6 +77,20 @@ def simulate(policy: Policy | None = None, seed: int = 0, **fields: Any) -> Reco
     """Records of one run."""
     s = scenario(**fields)
     return s.backend.run(s.workload, policy or Fixed(verify_len=8), seed)
+
+
+def everywhere(luck: Luck, requests: Sequence[Request]) -> tuple[IntArray, FloatArray]:
+    """L and what heads see of it at every output position, request after request, [sum output_len] each."""
+    lives = Lives(requests, luck.base)
+    lengths = np.array([r.output_len for r in requests])
+    runs, signals = [np.zeros((len(requests), lengths.max()), dtype=t) for t in (np.int64, np.float64)]
+    for t in range(lengths.max()):
+        lives.done[:] = t
+        ids = np.flatnonzero(lengths > t)
+        at, run = luck.look_up(lives.table, ids)
+        runs[ids, t], signals[ids, t] = run, luck.signal(ids, at, run)
+    there = np.arange(lengths.max()) < lengths[:, None]
+    return runs[there], signals[there]
 
 
 OFF = Off()

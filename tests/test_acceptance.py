@@ -8,14 +8,15 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from adasim import metrics
-from adasim.calibration.acceptance import AnyAcceptance, CurveAcceptance, HeadQuality, RecordedAcceptance
+from adasim.calibration.acceptance import AnyAcceptance, CurveAcceptance, RecordedAcceptance
+from adasim.calibration.luck import HeadQuality
 from adasim.calibration.survival import Anchored, Budgets, Geometric, Measured, harden, tau
 from adasim.calibration.text import hardness, shorter_block_tau, solve_thresholds
 from adasim.errors import InputError
 from adasim.policies.fixed import Fixed
 from adasim.records import Records
 from adasim.types import Request
-from tests.build import backend, closed, simulate
+from tests.build import backend, closed, everywhere, simulate
 
 DFLASH = Anchored(first=0.89, last=0.13, tau=7.09)
 
@@ -130,7 +131,8 @@ def test_luck_does_not_depend_on_lengths(correlation: float) -> None:
     model = CurveAcceptance(curves={"d": Geometric(alpha=0.8)}, correlation=correlation, spread=correlation / 5)
 
     def luck(output_len: int, max_draft_len: int) -> np.ndarray:
-        return model.luck([Request(3, 0, 10, output_len)], ["d"], 1, max_draft_len).run[:80]
+        requests = [Request(3, 0, 10, output_len)]
+        return everywhere(model.luck(requests, ["d"], 1, max_draft_len), requests)[0][:80]
 
     assert luck(100, 15).tolist() == luck(177, 15).tolist()
     if not correlation:  # with it, thresholds depend on the block that the curve belongs to
@@ -150,9 +152,9 @@ def test_confidence_is_calibrated() -> None:
 
     def miss(m: CurveAcceptance) -> float:
         luck = m.luck(requests, ["d"], 0, 15)
-        at = np.arange(len(luck.run))
-        confidence = luck.survival(np.zeros(len(at), dtype=np.int64), at)
-        good = np.arange(1, 16) <= luck.run[:, None]
+        run, signal = everywhere(luck, requests)
+        confidence = luck.survival(np.zeros(len(run), dtype=np.int64), signal)
+        good = np.arange(1, 16) <= run[:, None]
         bins = (confidence * 10).astype(int).clip(0, 9)
         return max(
             abs(confidence[bins == b].mean() - good[bins == b].mean()) for b in range(10) if (bins == b).sum() > 500
@@ -160,9 +162,9 @@ def test_confidence_is_calibrated() -> None:
 
     assert miss(model) < 0.03
     assert miss(biased) > 0.1
-    luck = model.luck(requests, ["d"], 0, 15)
-    assert (luck.signal - luck.run).std() == pytest.approx(2.0, rel=0.02)
-    assert curve[0] == pytest.approx((luck.run >= 1).mean(), abs=0.02)
+    run, signal = everywhere(model.luck(requests, ["d"], 0, 15), requests)
+    assert (signal - run).std() == pytest.approx(2.0, rel=0.02)
+    assert curve[0] == pytest.approx((run >= 1).mean(), abs=0.02)
 
 
 def test_temperature_and_context_scale_tau() -> None:
@@ -174,9 +176,12 @@ def test_temperature_and_context_scale_tau() -> None:
         CurveAcceptance(curves={"d": DFLASH}, temperature=1.0)
 
     long = CurveAcceptance(curves={"d": DFLASH}, tau_by_context={100: 1.0, 10_000: 0.6})
-    near = long.luck([Request(0, 0, 100, 3000)], ["d"], 0, 15).run.mean()
-    far = long.luck([Request(0, 0, 6800, 3000)], ["d"], 0, 15).run.mean()
-    assert far < 0.85 * near
+
+    def mean_run(prompt_len: int) -> float:
+        requests = [Request(0, 0, prompt_len, 3000)]
+        return float(everywhere(long.luck(requests, ["d"], 0, 15), requests)[0].mean())
+
+    assert mean_run(6800) < 0.85 * mean_run(100)
     with pytest.raises(InputError, match=r"request 3 has context 9000\.\.12000; covered 100\.\.10000"):
         long.check_requests([Request(3, 0, 9000, 3000)])
 
@@ -193,14 +198,14 @@ def test_recorded_replay(tmp_path: Path) -> None:
     """Positions 1..4 lie in the run of 3, position 5 in the run of 0, 6..8 in the run of 2; then it wraps."""
     (tmp_path / "runs.csv").write_text(RECORDED)
     model = RecordedAcceptance(file=str(tmp_path / "runs.csv"))
-    luck = model.luck([Request(0, 0, 10, 12)], ["math"], 0, 15)
-    assert luck.run.tolist() == [3, 3, 2, 1, 0, 0, 2, 1, 0, 3, 3, 2]
+    requests = [Request(0, 0, 10, 12)]
+    assert everywhere(model.luck(requests, ["math"], 0, 15), requests)[0].tolist() == [3, 3, 2, 1, 0, 0, 2, 1, 0, 3, 3, 2]
     model.check(["math"], 15)
     with pytest.raises(InputError, match="no recorded request of domain code; there are math"):
         model.check(["code"], 15)
     with pytest.raises(InputError, match="recorded with 15 drafts a block, the engine drafts 20"):
         model.check(["math"], 20)
-    assert model.luck([Request(0, 0, 10, 4)], ["math"], 0, 2).run.tolist() == [2, 2, 2, 1]
+    assert everywhere(model.luck(requests, ["math"], 0, 2), requests)[0].tolist()[:4] == [2, 2, 2, 1]
     with pytest.raises(InputError, match=r"a run of 3, but acceptance.max_draft_len says 2"):
         RecordedAcceptance(file=str(tmp_path / "runs.csv"), max_draft_len=2).check(["math"], 2)
 

@@ -168,10 +168,10 @@ def test_a_small_pool_sends_requests_back_and_changes_nothing(
     )  # fmt: skip
     lives = run.engine.admission.lives
     assert run.texts == [plain(target, p, 24) for p in texts]
-    assert sum(x.evictions for x in lives) > 0
+    assert lives.evictions.sum() > 0
     assert run.engine.admission.pool.used == 0
     records = run.engine.recorder.records(lives)
-    chunks = records.requests["rounds"].sum() + sum(x.evictions for x in lives if x.tokens > 1)
+    chunks = records.requests["rounds"].sum() + lives.evictions[lives.done > 1].sum()
     assert records.gaps["chunks"].sum() == chunks  # those who waited through an eviction are counted
     assert records.steps["kv_blocks"].max() > 20  # of 24, before spare slots are given back
 
@@ -227,5 +227,5 @@ def test_collected_samples_are_what_the_target_sees(target: Target, drafter: Dra
         np.testing.assert_allclose(sample.lesson.top_probs[labelled], fresh.top_probs[labelled], atol=2e-3)
         seen = sample.lesson.hidden_tensor()[:-1].float()
         torch.testing.assert_close(seen, fresh.hidden_tensor()[:-1].float(), rtol=2e-2, atol=2e-2)
-        prefills = 1 + run.engine.admission.lives[text.index].evictions  # each gives a token, too
+        prefills = 1 + int(run.engine.admission.lives.evictions[text.index])  # each gives a token, too
         assert sum(r.accepted + 1 for r in sample.rounds) >= len(text.tokens) - text.prompt_len - prefills

@@ -1,8 +1,8 @@
-"""Acceptance models: the luck of a text, and what length and confidence heads know of it."""
+"""Acceptance models: where the luck of a text comes from."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -10,58 +10,15 @@ import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
 from scipy.special import ndtr, ndtri
 
+from adasim.calibration.luck import COMMON, NOT_DRAWN, TOKENS, HeadQuality, Luck, RequestRng
 from adasim.calibration.survival import AnyCurve, harden, hardening_power
-from adasim.calibration.text import hardness, runs, solve_thresholds
+from adasim.calibration.text import grade, hardness, solve_thresholds
 from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
+from adasim.kernels.form import BASE, DONE
 from adasim.types import Component, FloatArray, IntArray, Request
 
 Factor = Annotated[float, Field(gt=0)]
-
-BINS_PER_TOKEN = 8
-SIGNAL_MARGIN = 6.0  # standard deviations of head noise covered beyond 0..K
-
-
-class HeadQuality(Component):
-    """How well heads know L: one noisy look at the truth, s = L + noise * N(0, 1), per request and position.
-
-    The length head reports 1 + s + bias. The confidence curve is the Bayes posterior P(L >= k | s + bias)
-    under the domain's own distribution of L: calibrated when ``bias`` is 0. ``noise`` and ``bias`` are in
-    tokens.
-    """
-
-    noise: float = Field(default=2.0, ge=0.05, le=30)
-    bias: float = Field(default=0.0, ge=-30, le=30)
-
-    def posterior(self, survival: FloatArray) -> FloatArray:
-        """P(L >= k | signal bin), [bins, K], for one domain's survival curve [K]."""
-        mass = -np.diff(np.concatenate([[1.0], survival, [0.0]]))  # P(L = l), l = 0..K
-        signal = self.bins(len(survival))
-        log_like = -(((signal[:, None] - np.arange(len(mass))) / self.noise) ** 2) / 2
-        like = np.exp(log_like - log_like.max(axis=1, keepdims=True)) * mass
-        at_least = np.cumsum(like[:, ::-1], axis=1)[:, ::-1]
-        return at_least[:, 1:] / at_least[:, :1]
-
-    def bins(self, max_draft_len: int) -> FloatArray:
-        """Signal values of the posterior's rows."""
-        reach = np.ceil(SIGNAL_MARGIN * self.noise + abs(self.bias))
-        return np.arange(-reach * BINS_PER_TOKEN, (max_draft_len + reach) * BINS_PER_TOKEN + 1) / BINS_PER_TOKEN
-
-
-@dataclass(frozen=True, slots=True)
-class Luck:
-    """The luck of all requests of a run, flat: request i's output position t is at ``base[i] + t``."""
-
-    base: IntArray  # [requests]
-    run: IntArray  # [sum output_len] L(t)
-    signal: FloatArray  # [sum output_len] L + bias + noise
-    posterior: FloatArray  # [domains, bins, K]
-    bins_from: float  # signal of bin 0
-
-    def survival(self, domains: IntArray, at: IntArray) -> FloatArray:
-        """Confidence curves [n, K] of requests in ``domains`` [n] at flat positions ``at`` [n]."""
-        rows = np.rint((self.signal[at] - self.bins_from) * BINS_PER_TOKEN).astype(np.int64)
-        return self.posterior[domains, rows.clip(0, self.posterior.shape[1] - 1)]
 
 
 class AcceptanceModel(Component, ABC):
@@ -92,19 +49,6 @@ class AcceptanceModel(Component, ABC):
     @abstractmethod
     def luck(self, requests: Sequence[Request], domains: Sequence[str], seed: int, max_draft_len: int) -> Luck:
         """Luck of ``requests``, whose ``domain`` indexes ``domains``."""
-
-    def _with_heads(self, run: list[IntArray], noise: list[FloatArray], curves: list[FloatArray]) -> Luck:
-        lengths = [len(r) for r in run]
-        flat = np.concatenate(run)
-        signal = flat + self.head.bias + self.head.noise * np.concatenate(noise)
-        posterior = np.stack([self.head.posterior(c) for c in curves])
-        base = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-        return Luck(base, flat, signal, posterior, float(self.head.bins(curves[0].size)[0]))
-
-
-def request_rng(seed: int, request: int, stream: int) -> np.random.Generator:
-    """A random stream of one request: 0 its tokens, 1 its heads, 2 what its tokens share."""
-    return np.random.Generator(np.random.Philox(key=[(seed << 2) + stream, request]))
 
 
 class CurveAcceptance(AcceptanceModel):
@@ -168,19 +112,40 @@ class CurveAcceptance(AcceptanceModel):
     def luck(self, requests: Sequence[Request], domains: Sequence[str], seed: int, max_draft_len: int) -> Luck:
         """See :meth:`AcceptanceModel.luck`."""
         curves = [self.survival(d, max_draft_len) for d in domains]
-        text = (self.spread, self.correlation, self.range_tokens)
-        thresholds = [solve_thresholds(c, *text) for c in curves]
-        powers = [_PowerByContext(self.tau_by_context, c) if self.tau_by_context else None for c in curves]
-        run, noise = [], []
-        for r in requests:
-            streams = request_rng(seed, r.id, 0), request_rng(seed, r.id, 2)
-            g = hardness(*streams, r.output_len + max_draft_len + 1, *text)
-            power = powers[r.domain]
-            if power is not None:
-                g = power.apply(g, r)
-            run.append(runs(g, thresholds[r.domain], r.output_len))
-            noise.append(request_rng(seed, r.id, 1).standard_normal(r.output_len))
-        return self._with_heads(run, noise, curves)
+        return _TextLuck(requests, seed, self.head, curves, self)
+
+
+class _TextLuck(Luck):
+    """L from hardness: drafts are accepted while they are below the thresholds."""
+
+    def __init__(
+        self, requests: Sequence[Request], seed: int, head: HeadQuality, curves: list[FloatArray], model: CurveAcceptance
+    ) -> None:
+        super().__init__(requests, seed, head, curves)
+        self._shape = (model.spread, model.correlation, model.range_tokens)
+        table = model.tau_by_context
+        self._powers = [_PowerByContext(table, c) if table else None for c in curves]
+        self._correlated = bool(model.spread or model.correlation)
+        self._own, self._common = RequestRng(seed, TOKENS), RequestRng(seed, COMMON)
+
+    @cached_property
+    def _thresholds(self) -> list[FloatArray]:
+        return [solve_thresholds(c, *self._shape) for c in self._curves]
+
+    @cached_property
+    def _limits(self) -> IntArray:
+        return np.stack([grade(t, np.sort(t)) for t in self._thresholds])  # [domains, K]
+
+    def text(self, request: Request) -> IntArray:
+        """The grade of every token: how many thresholds its hardness exceeds."""
+        length = request.output_len + self.margin
+        common = self._common(request.id) if self._correlated else None
+        g = hardness(self._own(request.id), common, length, *self._shape)
+        power = self._powers[request.domain]
+        return grade(g if power is None else power.apply(g, request), self._thresholds[request.domain])
+
+    def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
+        return self._kernels.look_up(lives, ids, self._text, self._limits, at, run)
 
 
 class _PowerByContext:
@@ -241,18 +206,36 @@ class RecordedAcceptance(AcceptanceModel):
 
     def luck(self, requests: Sequence[Request], domains: Sequence[str], seed: int, max_draft_len: int) -> Luck:
         """See :meth:`AcceptanceModel.luck`."""
-        run, noise = [], []
-        for r in requests:
-            rows = self._rows[domains[r.domain]]
-            text = rows[int(request_rng(seed, r.id, 0).integers(len(rows)))]
-            run.append(np.resize(text, r.output_len).clip(max=max_draft_len))
-            noise.append(request_rng(seed, r.id, 1).standard_normal(r.output_len))
-        curves = []
-        for d in domains:
-            pooled = np.concatenate(self._rows[d])
-            share = [(pooled >= k).mean() for k in range(1, max_draft_len + 1)]
-            curves.append(np.maximum(share, 1e-12))
-        return self._with_heads(run, noise, curves)
+        rows = [self._rows[d] for d in domains]
+        pooled = [np.concatenate(r) for r in rows]
+        curves = [np.array([(p >= k).mean() for k in range(1, max_draft_len + 1)]) for p in pooled]
+        return _RecordedLuck(requests, seed, self.head, [np.maximum(c, 1e-12) for c in curves], rows)
+
+
+class _RecordedLuck(Luck):
+    """L as it was recorded."""
+
+    def __init__(
+        self,
+        requests: Sequence[Request],
+        seed: int,
+        head: HeadQuality,
+        curves: list[FloatArray],
+        rows: list[list[IntArray]],
+    ) -> None:
+        super().__init__(requests, seed, head, curves)
+        self._rows, self._choice = rows, RequestRng(seed, TOKENS)
+
+    def text(self, request: Request) -> IntArray:
+        """L at every position."""
+        rows = self._rows[request.domain]
+        recorded = rows[int(self._choice(request.id).integers(len(rows)))]
+        return np.resize(recorded, request.output_len + self.margin).clip(max=self.margin - 1)
+
+    def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
+        at[:] = lives[ids, BASE] + lives[ids, DONE]
+        run[:] = self._text[at]
+        return bool((run != NOT_DRAWN).all())
 
 
 def _recorded_runs(path: Path) -> dict[str, list[IntArray]]:

@@ -125,8 +125,8 @@ class CostModel(Component, ABC):
         if not batch:
             return StepSeconds(prefill=prefill_s)
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
-        overhead_s = self.overhead.seconds(draft_positions, verified, reads_head)
-        return StepSeconds(draft_s, self.staircase_s(batch, verified, context, prefill), overhead_s, prefill_s)
+        verify_s = self.staircase_s(batch, verified, context, prefill)
+        return StepSeconds(draft_s, verify_s, self.overhead.seconds(draft_positions, verified, reads_head), prefill_s)
 
     def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
         """Seconds of one round without prefill, as a policy may ask."""

@@ -1,5 +1,6 @@
 """Cost from specifications, for hardware nobody profiled."""
 
+from functools import cached_property
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, PrivateAttr, model_validator
@@ -46,17 +47,37 @@ class RooflineCost(CostModel):
 
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """One pass of all layers and the LM head over ``tokens`` tokens."""
-        return self._pass_s(batch, tokens, context, self._model.layers, head_tokens=tokens)
+        return self._pass_s(batch, tokens, context, self._layers, tokens)
 
     def _pass_s(self, batch: int, tokens: int, context: float, layers: int, head_tokens: int) -> float:
-        m, bandwidth = self._model, self._hardware.bytes_per_s * self.memory_efficiency
-        flops = self._hardware.flop_per_s * self.compute_efficiency
+        bandwidth, flops, kv_bytes_per_layer, heads, head_dim, launch_s = self._constants
+        key = (tokens, layers, head_tokens)
+        linear_s = self._linear.get(key)
+        if linear_s is None:
+            linear_s = self._linear[key] = self._linear_s(*key)
+        kv_bytes = batch * context * layers * kv_bytes_per_layer
+        attention = 4 * tokens * context * layers * heads * head_dim
+        return linear_s + max(kv_bytes / bandwidth, attention / flops) + launch_s
+
+    def _linear_s(self, tokens: int, layers: int, head_tokens: int) -> float:
+        m, (bandwidth, flops, *_) = self._model, self._constants
         weights = layers * m.layer_params_read(tokens) + m.head_params
         work = 2 * (layers * m.layer_params_active * tokens + m.head_params * head_tokens)
-        linear_s = max(weights * m.bytes_per_param / bandwidth, work / flops)
-        kv_bytes = batch * context * layers * m.kv_bytes_per_layer
-        attention = 4 * tokens * context * layers * m.heads * m.head_dim
-        return linear_s + max(kv_bytes / bandwidth, attention / flops) + self.launch_ms / 1e3
+        return max(weights * m.bytes_per_param / bandwidth, work / flops)
+
+    @cached_property
+    def _linear(self) -> dict[tuple[int, int, int], float]:
+        return {}  # seconds of the linear layers, which the same few token counts ask for again and again
+
+    @cached_property
+    def _constants(self) -> tuple[float, float, float, int, int, float]:
+        m, bandwidth = self._model, self._hardware.bytes_per_s * self.memory_efficiency
+        flops = self._hardware.flop_per_s * self.compute_efficiency
+        return bandwidth, flops, m.kv_bytes_per_layer, m.heads, m.head_dim, self.launch_ms / 1e3
+
+    @cached_property
+    def _layers(self) -> int:
+        return self._model.layers
 
     def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
         """One pass over the blocks, or one per draft token."""
@@ -68,7 +89,7 @@ class RooflineCost(CostModel):
 
     def prefill_s(self, tokens: int, context: float, verified: int) -> float:
         """The pass with the prefill tokens less the pass without; one LM-head row a prompt is neglected."""
-        layers = self._model.layers
+        layers = self._layers
         if not verified:
             return self._pass_s(1, tokens, context, layers, head_tokens=1)
         both = self._pass_s(0, tokens + verified, 0.0, layers, verified)

@@ -18,12 +18,13 @@ from functools import lru_cache
 import numpy as np
 from scipy.special import ndtr, ndtri
 
+from adasim.kernels import kernels
 from adasim.types import FloatArray, IntArray
 
 
 def hardness(
     own_rng: np.random.Generator,
-    shared_rng: np.random.Generator,
+    shared_rng: np.random.Generator | None,
     length: int,
     spread: float,
     correlation: float,
@@ -36,28 +37,21 @@ def hardness(
     own = np.sqrt(1 - spread - correlation) * own_rng.standard_normal(length)
     if not spread and not correlation:
         return own
-    from scipy.signal import lfilter  # slow to import, not always needed
-
+    assert shared_rng is not None
     of_request, before, *_ = draws = shared_rng.standard_normal(length + 2)
-    phi = np.exp(-1 / range_tokens)
-    shared = lfilter([np.sqrt(1 - phi**2)], [1, -phi], draws[2:], zi=np.array([phi * before]))[0]
+    phi = float(np.exp(-1 / range_tokens))
+    shared = kernels().autoregression(draws[2:], phi, float(np.sqrt(1 - phi**2)), before)
     return own + np.sqrt(correlation) * shared + np.sqrt(spread) * of_request
 
 
-def runs(hardness_t: FloatArray, thresholds: FloatArray, length: int) -> IntArray:
-    """L(t) for t = 0..length-1, [length]: how many drafts from output position t would be accepted.
+def grade(hardness_t: FloatArray, thresholds: FloatArray) -> IntArray:
+    """How many of the thresholds [K] each hardness [length] exceeds: all that acceptance needs to know, in few bits.
 
-    Args:
-        hardness_t: hardness of output tokens 0..length + K, [>= length + K].
-        thresholds: acceptance thresholds by distance 1..K, [K].
-        length: positions wanted.
+    A token is accepted at a threshold when its grade is not above the threshold's own.
     """
-    alive = np.ones(length, dtype=bool)
-    run = np.zeros(length, dtype=np.int64)
-    for d, threshold in enumerate(thresholds, start=1):
-        alive &= hardness_t[d : d + length] <= threshold
-        run += alive
-    return run
+    grades = np.zeros(len(hardness_t), dtype=np.int64)
+    kernels().grade(hardness_t, thresholds, grades)
+    return grades
 
 
 def _bell(x: FloatArray) -> FloatArray:

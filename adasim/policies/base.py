@@ -2,9 +2,7 @@
 
 from abc import ABC, abstractmethod
 
-import numpy as np
-
-from adasim.types import BatchView, Component, DraftView, EngineCaps, IntArray, StepOutcome
+from adasim.types import BatchView, Component, DraftView, EngineCaps, IntArray, StepOutcome, constant
 
 
 class Policy(Component, ABC):
@@ -40,7 +38,7 @@ class Policy(Component, ABC):
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Draft tokens per request, [n], each 0..max_draft_len; 0 = no draft pass. Default: the full block."""
-        return np.full(len(batch), batch.caps.max_draft_len, dtype=np.int64)
+        return constant(len(batch), batch.caps.max_draft_len)
 
     @abstractmethod
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:

@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 
 from adasim.errors import InputError
 from adasim.policies.base import Policy
-from adasim.types import BatchView, DraftView, EngineCaps, IntArray
+from adasim.types import BatchView, DraftView, EngineCaps, IntArray, constant
 
 
 class Fixed(Policy):
@@ -35,8 +34,8 @@ class Fixed(Policy):
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """``draft_len`` for all, [n]."""
-        return np.full(len(batch), self._draft_len, dtype=np.int64)
+        return constant(len(batch), self._draft_len)
 
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """``verify_len`` for all, [n]."""
-        return np.full(len(batch), self.verify_len, dtype=np.int64)
+        return constant(len(batch), self.verify_len)

@@ -2,10 +2,8 @@
 
 from typing import Literal
 
-import numpy as np
-
 from adasim.policies.base import Policy
-from adasim.types import BatchView, DraftView, IntArray
+from adasim.types import BatchView, DraftView, IntArray, constant
 
 
 class Off(Policy):
@@ -15,8 +13,8 @@ class Off(Policy):
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Zeros, [n]."""
-        return np.zeros(len(batch), dtype=np.int64)
+        return constant(len(batch), 0)
 
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """Ones, [n]: only the anchor."""
-        return np.ones(len(batch), dtype=np.int64)
+        return constant(len(batch), 1)

@@ -152,7 +152,6 @@ class TorchBackend(Component):
             clock=lambda: time.perf_counter() - start,
         )
         _play(engine, workload, requests)
-        admission.save()
         records = recorder.records(admission.lives)
         if self.forced is not None:
             records.notes.append(f"acceptance was forced to {self.forced.lengths}: the text means nothing")

@@ -82,15 +82,15 @@ class Engine:
         """Admit, then run one prefill or one round. Returns the requests that finished."""
         self.admission.admit(self.clock())
         self._settle()
-        if self.batch.prefill_left.any():
+        if len(self.batch.prefilling):
             self._prefill()
         elif len(self.batch):
             self._round()
         steps = self.recorder.steps  # a request ends with its last step, not when it is noticed
-        finished = self.admission.finish(steps[-1].end_s if steps else self.clock())
+        finished = self.admission.finish(float(steps[-1]["end_s"]) if steps else self.clock())
         if self.collector is not None:
             for index in finished:
-                domain = self.admission.lives[index].request.domain
+                domain = int(self.admission.lives.domain[index])
                 self.collector.finish(index, self.tokens[index], domain, self.version)
         return finished
 
@@ -107,9 +107,8 @@ class Engine:
     def _prefill(self) -> None:
         """Whole prompts, the longest-waiting first, give their first token each."""
         start, queued, used, batch = self.clock(), len(self.admission.queue), self.admission.pool.used, self.batch
-        taken = batch.whole_prompts(self.max_prefill_tokens)
-        rows = np.flatnonzero(taken)
-        ids = batch.request[rows].tolist()
+        prefill = batch.whole_prompts(self.max_prefill_tokens)
+        ids = prefill.ids.tolist()
         spans = [Span(self.slots[i], 0, len(self.tokens[i])) for i in ids]
         packed = self._tensor([t for i in ids for t in self.tokens[i]])
         hidden, tapped = self.target.forward(packed, spans, self.kv, self.taps)
@@ -125,12 +124,12 @@ class Engine:
             chosen = logits.argmax(-1)
         else:
             chosen = torch.multinomial(self.sampling.probabilities(logits), 1, generator=self.generator)[:, 0]
-        for row, index, token in zip(rows.tolist(), ids, chosen.tolist(), strict=True):
-            self._append(row, index, [token])
+        for index, token in zip(ids, chosen.tolist(), strict=True):
+            self._append(index, [token])
         now = self.clock()
-        first, gaps_s = self.admission.land_prefill(taken, now)
+        first, gaps_s = self.admission.land_prefill(prefill, now)
         self.recorder.gaps(gaps_s)
-        self._record(start, now, queued, used, StepSeconds(prefill=now - start), prefill=int(taken.sum()), first=first)
+        self._record(start, now, queued, used, StepSeconds(prefill=now - start), prefill=prefill.total, first=first)
 
     def _round(self) -> None:
         """Draft, choose lengths, verify, accept."""
@@ -138,7 +137,7 @@ class Engine:
         rows = np.array(sorted(range(len(batch)), key=lambda r: self.slots[int(batch.request[r])]))
         view = self._view(rows)
         draft_lens = self._draft_lens(view)
-        kept = self.admission.reserve(rows, draft_lens)
+        kept = self.admission.reserve(view.request_ids, draft_lens)
         if not kept.all():  # memory was short: some went back to the queue
             ids, draft_lens = view.request_ids[kept], draft_lens[kept]
             rows = np.array([int(np.flatnonzero(batch.request == i)[0]) for i in ids])
@@ -152,19 +151,18 @@ class Engine:
         verdicts = self._verify(ids, proposal, verify_lens)
         verified = self.clock()
 
-        emitted = np.zeros(len(ids), dtype=np.int64)
         for i, (row, index, verdict) in enumerate(zip(rows.tolist(), ids, verdicts, strict=True)):
             new = [*proposal.tokens[i][: verdict.accepted], verdict.token]
-            emitted[i] = self._append(row, index, new[: int(batch.want[row] - batch.done[row])])
-        accepted = np.array([v.accepted for v in verdicts], dtype=np.int64)
+            self._append(index, new[: int(batch.want[row] - batch.done[row])])
+        run = np.array([v.accepted for v in verdicts], dtype=np.int64)
         now, queued, used = self.clock(), len(self.admission.queue), self.admission.pool.used
+        self.admission.land(view.request_ids, draft_lens, verify_lens, run, now, self.recorder)
         outcome = StepOutcome(
-            view.step, view.request_ids, draft_lens, verify_lens, accepted, emitted, now - start, queued
-        )
+            view.step, view.request_ids, draft_lens, verify_lens, run, self.admission.emitted[: len(ids)].copy(),
+            now - start, queued,
+        )  # fmt: skip
         self.driver.observe(outcome)
         self.admission.scheduler.observe(outcome)
-        gaps_s = self.admission.land(rows, outcome, now)
-        self.recorder.round(batch.domain[rows], verify_lens, accepted, gaps_s)
         draft_s, verify_s = drafted - drafting, verified - deciding
         seconds = StepSeconds(draft_s, verify_s, now - start - draft_s - verify_s)
         self._record(start, now, queued, used, seconds, view=view, outcome=outcome)
@@ -224,12 +222,12 @@ class Engine:
         assert self.draft_kv is not None
         self.drafter.absorb(tapped, spans, self.draft_kv)
 
-    def _append(self, row: int, index: int, new: list[int]) -> int:
+    def _append(self, index: int, new: list[int]) -> int:
         """Give tokens to a request, up to its first EOS. Returns how many."""
         end = next((count for count, token in enumerate(new, 1) if token in self.eos), None)
         if end is not None:
             new = new[:end]
-            self.batch.want[row] = self.batch.done[row] + end
+            self.admission.lives.want[index] = self.admission.lives.done[index] + end
         self.tokens[index] += new
         return len(new)
 

@@ -2,39 +2,21 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from math import nan
+from itertools import islice
+from math import isnan
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adasim.errors import PolicyError
+from adasim.kernels import kernels
 from adasim.policies.scheduler import Scheduler
-from adasim.serving.batch import Batch
+from adasim.serving.batch import Batch, Prefill
 from adasim.serving.kv import KvMemory, KvPool
+from adasim.serving.lives import FINISHED, RUNNING, WAITING, Lives
+from adasim.serving.recorder import Recorder
 from adasim.traces import HASH_BLOCK
-from adasim.types import EngineCaps, FloatArray, IntArray, QueueView, Request, RunningView, StepOutcome
-
-
-@dataclass(slots=True)
-class Life:
-    """What becomes of one request. Its counters are written when it leaves the batch."""
-
-    request: Request
-    status: str = "dropped"  # until it arrives
-    arrival_s: float = nan
-    admitted_s: float = nan
-    first_token_s: float = nan
-    emitted_s: float = nan  # last chunk
-    finish_s: float = nan
-    tokens: int = 0
-    rounds: int = 0
-    drafts: int = 0
-    verified: int = 0
-    accepted: int = 0
-    evictions: int = 0
-    cached: int = 0
-    shared: list[int] = field(default_factory=list)  # hash ids it uses while running
+from adasim.types import EngineCaps, FloatArray, IntArray, QueueView, Request, RunningView
 
 
 class Admission:
@@ -56,17 +38,22 @@ class Admission:
         memory: KvMemory,
         caps: EngineCaps,
     ) -> None:
-        self.lives = [Life(r) for r in requests]
-        self.bases, self.scheduler, self.caps = bases, scheduler, caps
-        self.pool, self.batch = KvPool(memory), Batch()
+        self.requests, self.lives = requests, Lives(requests, bases)
+        self.scheduler, self.caps = scheduler, caps
+        self.pool, self.batch = KvPool(memory), Batch(self.lives)
         self.queue: deque[int] = deque()
         self.evicted = 0
+        self._complete = False  # somebody has all tokens
+        self._shared: dict[int, list[int]] = {}  # hash ids that running requests use
+        self._kernels, self._block_tokens = kernels(), memory.block_tokens
+        most = min(caps.max_running_requests, len(requests))
+        self._all, self._gaps_s = np.ones(most, dtype=bool), np.empty(most)
+        self.accepted, self.emitted = np.empty((2, most), dtype=np.int64)  # of the latest round
         scheduler.start(caps)
 
     def submit(self, index: int, now_s: float) -> None:
         """A request arrives."""
-        life = self.lives[index]
-        life.arrival_s, life.status = now_s, "waiting"
+        self.lives.arrival_s[index], self.lives.status[index] = now_s, WAITING
         self.queue.append(index)
 
     def admit(self, now_s: float) -> None:
@@ -75,191 +62,171 @@ class Admission:
         Raises:
             PolicyError: it chose an illegal request, or nobody although nobody runs.
         """
-        places = self.caps.max_running_requests - len(self.batch)
-        if not self.queue or places <= 0:
+        if not self.queue:
             return
-        waiting = [self.queue[i] for i in range(min(places, len(self.queue)))]
-        lives = [self.lives[i] for i in waiting]
-        view = QueueView(
-            np.array(waiting, dtype=np.int64),
-            np.array([x.arrival_s for x in lives]),
-            np.array([x.request.prompt_len for x in lives], dtype=np.int64),
-            np.array([self._blocks_to_admit(x) for x in lives], dtype=np.int64),
-        )
+        places = self.caps.max_running_requests - len(self.batch)
+        if places <= 0:
+            return
+        waiting = list(islice(self.queue, places))
+        ids, lives = np.array(waiting, dtype=np.int64), self.lives
+        view = QueueView(ids, lives.arrival_s[ids], lives.prompt[ids], self._blocks_to_admit(ids))
         running = RunningView(self.batch.request, self.batch.context, self.batch.held)
-        chosen = self.scheduler.admit(view, running, self.pool.available, self.caps).tolist()
-        if len(chosen) > places or len(set(chosen)) < len(chosen) or not set(chosen) <= set(waiting):
-            raise PolicyError(f"{self.scheduler.kind}.admit: {chosen}; allowed: up to {places} of {waiting}")
-        for index in chosen:
-            if self._blocks_to_admit(self.lives[index]) > self.pool.available:
-                break  # an earlier one took cached blocks this one counted on
+        chosen = self.scheduler.admit(view, running, self.pool.available, self.caps)
+        names = chosen.tolist()
+        if len(names) > places or len(set(names)) < len(names) or not set(names) <= set(waiting):
+            raise PolicyError(f"{self.scheduler.kind}.admit: {names}; allowed: up to {places} of {waiting}")
+        needed = self._blocks_to_admit(chosen)
+        for i, index in enumerate(names):
+            if self.pool.memory.prefix_cache:
+                needed[i] = self._blocks_to_admit(chosen[i : i + 1])[0]
+            if needed[i] > self.pool.available:
+                chosen = chosen[:i]  # an earlier one took cached blocks this one counted on
+                break
             self.queue.remove(index)
             self._start(index, now_s)
+        self.batch.add(chosen)
         if not len(self.batch):
             raise PolicyError(f"{self.scheduler.kind}.admit: nobody of {waiting}, although nobody runs")
 
-    def reserve(self, rows: IntArray, draft_lens: IntArray) -> NDArray[np.bool_]:
-        """Hold k + 1 KV slots for each of ``rows``, sending requests back to the queue while they do not fit.
+    def reserve(self, ids: IntArray, draft_lens: IntArray) -> NDArray[np.bool_]:
+        """Hold k + 1 KV slots for each request, sending requests back to the queue while they do not fit.
 
         Args:
-            rows: batch rows that will decode, [n].
+            ids: requests that will decode, [n].
             draft_lens: their draft tokens k, [n].
 
         Returns:
-            Which of ``rows`` are still there, [n]. Others may have gone too: find rows anew.
+            Which of ``ids`` are still there, [n]; ``evicted`` tells whether anybody went, others included.
         """
-        kept = np.ones(len(rows), dtype=bool)
-        while len(rows):
-            batch = self.batch
-            wanted = self._blocks(batch.context[rows] + draft_lens[kept]) - batch.shared[rows]
-            more = int((wanted - batch.held[rows]).clip(0).sum())
-            short = more - self.pool.available
-            if short <= 0:
-                batch.held[rows] = np.maximum(wanted, batch.held[rows])
-                self.pool.take(more)
-                break
+        kept, pool, batch = self._all[: len(ids)], self.pool, self.batch
+        while True:
+            more = self._kernels.reserve(self.lives.table, ids, draft_lens, self._block_tokens, pool.available)
+            if more >= 0:
+                if more:
+                    pool.take(more)
+                return kept
             view = RunningView(batch.request, batch.context, batch.held)
-            gone = np.isin(batch.request, self.scheduler.evict(view, short))
+            gone = np.isin(batch.request, self.scheduler.evict(view, -more))
             if not gone.any():
-                raise PolicyError(f"{self.scheduler.kind}.evict: nobody, but {short} KV blocks are missing")
-            kept[kept] = ~gone[rows]
-            stays = ~gone
-            rows = (np.cumsum(stays) - 1)[rows[stays[rows]]]
+                raise PolicyError(f"{self.scheduler.kind}.evict: nobody, but {-more} KV blocks are missing")
+            left = np.isin(ids, batch.request[~gone])
+            kept = kept.copy()
+            kept[kept] = left
+            ids, draft_lens = ids[left], draft_lens[left]
             self._evict(gone)
-        return kept
 
-    def land_prefill(self, prefill: IntArray, now_s: float) -> tuple[int, FloatArray]:
-        """A step computed ``prefill`` prompt tokens of each row [n]; complete prompts give their next token.
+    def land_prefill(self, prefill: Prefill, now_s: float) -> tuple[int, FloatArray]:
+        """A step computed prompt tokens; complete prompts give their next token.
 
         Returns how many did, and the time since the last chunk of those that were evicted before.
         """
-        batch = self.batch
-        batch.prefill_left -= prefill
-        complete = np.flatnonzero((prefill > 0) & (batch.prefill_left == 0))
-        for index in batch.request[complete].tolist():
-            life = self.lives[index]
-            life.first_token_s = now_s if np.isnan(life.first_token_s) else life.first_token_s
-        self.cache_prompts(complete)
-        returned = complete[batch.done[complete] > 0]  # their users have waited since
-        gaps_s = now_s - batch.emitted_s[returned]
-        batch.done[complete] += 1
-        batch.emitted_s[complete] = now_s
-        return len(complete), gaps_s
+        lives, ids = self.lives, prefill.ids
+        ready, again, complete = self._kernels.land_prefill(
+            lives.table, ids, prefill.tokens, now_s, lives.first_token_s, lives.emitted_s, self._gaps_s
+        )
+        self._complete |= complete
+        if ready:
+            self.cache_prompts(ids)
+            self.batch.prefilled()
+        return ready, self._gaps_s[:again]
 
-    def land(self, rows: IntArray, outcome: StepOutcome, now_s: float) -> FloatArray:
-        """A round of ``rows`` ended: count it and give spare slots back. Returns the time since each last chunk, [n]."""
-        batch = self.batch
-        batch.done[rows] += outcome.emitted
-        batch.rounds[rows] += 1
-        batch.drafts[rows] += outcome.draft_lens
-        batch.verified[rows] += outcome.verify_lens
-        batch.accepted[rows] += outcome.accepted
-        gaps_s = now_s - batch.emitted_s[rows]
-        batch.emitted_s[rows] = now_s
-        self.release_spare(rows)
-        return gaps_s
+    def land(
+        self,
+        ids: IntArray,
+        draft_lens: IntArray,
+        verify_lens: IntArray,
+        run: IntArray,
+        now_s: float,
+        recorder: Recorder,
+    ) -> tuple[int, int]:
+        """A round ended: count it, write down its blocks and gaps, and give the slots of rejected drafts back.
 
-    def release_spare(self, rows: IntArray) -> None:
-        """Give back the slots of rejected drafts. The newest token, the next anchor, has no KV yet."""
-        batch = self.batch
-        spare = batch.held[rows] - (self._blocks(batch.context[rows] - 1) - batch.shared[rows])
-        batch.held[rows] -= spare
-        self.pool.take(-int(spare.sum()))
+        Args:
+            ids: requests that took part, [n].
+            draft_lens: drafts of each, [n].
+            verify_lens: tokens verified of each, the anchor counted, [n].
+            run: drafts the target agrees with from the anchor on, verified or not, [n].
+            now_s: the time.
+            recorder: takes the round down.
 
-    def cache_prompts(self, rows: IntArray) -> None:
-        """Computed prompt blocks of ``rows`` enter the prefix cache."""
-        batch = self.batch
-        for row in rows.tolist():
-            life = self.lives[int(batch.request[row])]
-            computed = list(self._hash_ids(life)[len(life.shared) :])
+        Returns:
+            Drafts accepted and tokens emitted; by request in ``accepted`` and ``emitted`` [:n] until the next round.
+        """
+        all_accepted, all_emitted, spare, complete = self._kernels.land(
+            self.lives.table, ids, draft_lens, verify_lens, run, now_s, self._block_tokens, self.lives.emitted_s,
+            recorder.blocks, self.accepted, self.emitted, self._gaps_s,
+        )  # fmt: skip
+        recorder.gaps(self._gaps_s[: len(ids)])
+        self.pool.private -= spare
+        self._complete |= complete
+        return all_accepted, all_emitted
+
+    def cache_prompts(self, ids: IntArray) -> None:
+        """Blocks of complete prompts enter the prefix cache."""
+        if not self.pool.memory.prefix_cache:
+            return
+        for index in ids[self.lives.prefill_left[ids] == 0].tolist():
+            shared = self._shared[index]
+            computed = list(self.requests[index].hash_ids[len(shared) :])
             blocks = len(computed) * self.pool.hash_blocks
             self.pool.take(-blocks)
             self.pool.share(computed)
-            life.shared += computed
-            batch.held[row] -= blocks
-            batch.shared[row] += blocks
+            shared += computed
+            self.lives.held[index] -= blocks
+            self.lives.shared[index] += blocks
 
     def finish(self, now_s: float) -> list[int]:
         """Requests that have all their tokens leave; their indices."""
-        batch = self.batch
-        gone = (batch.done >= batch.want) & (batch.prefill_left == 0)
-        if not gone.any():
+        if not self._complete:
             return []
-        finished: list[int] = batch.request[gone].tolist()
-        for index in finished:
-            self.lives[index].finish_s, self.lives[index].status = now_s, "finished"
-        self._leave(gone)
-        return finished
+        self._complete = False
+        lives, ids = self.lives, self.batch.request
+        gone = (lives.done[ids] >= lives.want[ids]) & (lives.prefill_left[ids] == 0)
+        finished = ids[gone]
+        lives.finish_s[finished] = now_s
+        lives.status[finished] = FINISHED
+        self._leave(finished, ~gone)
+        return finished.tolist()
 
-    def save(self) -> None:
-        """Write the counters of all running requests into their lives."""
-        self._save(np.arange(len(self.batch)))
-
-    def _save(self, rows: IntArray) -> None:
-        batch = self.batch
-        for row in rows.tolist():
-            life = self.lives[int(batch.request[row])]
-            life.tokens, life.rounds = int(batch.done[row]), int(batch.rounds[row])
-            life.drafts, life.verified = int(batch.drafts[row]), int(batch.verified[row])
-            life.accepted, life.emitted_s = int(batch.accepted[row]), float(batch.emitted_s[row])
-
-    def _blocks(self, tokens: IntArray) -> IntArray:
-        return -(-tokens // self.pool.memory.block_tokens)
-
-    def _hash_ids(self, life: Life) -> tuple[int, ...]:
-        return life.request.hash_ids if self.pool.memory.prefix_cache else ()
-
-    def _blocks_to_admit(self, life: Life) -> int:
-        """Blocks taken from ``available``: its tokens and one full block of drafts, less what is shared."""
-        tokens = life.request.prompt_len + life.tokens + self.caps.block
-        ids = self._hash_ids(life)
-        shared = self.pool.hits(ids) - self.pool.idle_hits(ids)
-        return self.pool.memory.blocks_for(tokens) - self.pool.hash_blocks * shared
+    def _blocks_to_admit(self, ids: IntArray) -> IntArray:
+        """Blocks each takes from ``available``: its tokens and one full block of drafts, less what is shared, [m]."""
+        blocks = -(-(self.lives.context[ids] + self.caps.block) // self._block_tokens)
+        if self.pool.memory.prefix_cache:
+            hashes = [self.requests[i].hash_ids for i in ids.tolist()]
+            shared = [self.pool.hits(h) - self.pool.idle_hits(h) for h in hashes]
+            blocks -= self.pool.hash_blocks * np.array(shared, dtype=np.int64)
+        return blocks
 
     def _start(self, index: int, now_s: float) -> None:
-        life = self.lives[index]
-        ids = self._hash_ids(life)
-        life.shared = list(ids[: self.pool.hits(ids)])
-        self.pool.share(life.shared)
-        tokens = life.request.prompt_len + life.tokens
-        cached = min(len(life.shared) * HASH_BLOCK, tokens - 1)  # the last token is always computed
-        shared = len(life.shared) * self.pool.hash_blocks
-        held = self.pool.memory.blocks_for(tokens) - shared
-        self.pool.take(held)
-        if life.status == "waiting" and np.isnan(life.admitted_s):
-            life.cached, life.admitted_s = cached, now_s
-        life.status = "running"
-        self.batch.add(
-            emitted_s=life.emitted_s,
-            request=index,
-            domain=life.request.domain,
-            base=int(self.bases[index]),
-            prompt=life.request.prompt_len,
-            want=life.request.output_len,
-            done=life.tokens,
-            prefill_left=tokens - cached,
-            held=held,
-            shared=shared,
-            rounds=life.rounds,
-            drafts=life.drafts,
-            verified=life.verified,
-            accepted=life.accepted,
-        )
+        """Take memory for a request that is about to enter the batch."""
+        lives, pool, cached, shared = self.lives, self.pool, 0, 0
+        tokens = int(lives.context[index])
+        if pool.memory.prefix_cache:
+            hashes = self.requests[index].hash_ids
+            found = self._shared[index] = list(hashes[: pool.hits(hashes)])
+            pool.share(found)
+            cached = min(len(found) * HASH_BLOCK, tokens - 1)  # the last token is always computed
+            shared = len(found) * pool.hash_blocks
+        held = -(-tokens // self._block_tokens) - shared
+        pool.take(held)
+        if isnan(lives.admitted_s[index]):
+            lives.cached[index], lives.admitted_s[index] = cached, now_s
+        lives.status[index] = RUNNING
+        lives.prefill_left[index] = tokens - cached
+        lives.held[index], lives.shared[index] = held, shared
 
     def _evict(self, gone: NDArray[np.bool_]) -> None:
         """Back to the head of the queue; their KV is computed anew when they return."""
-        evicted = self.batch.request[gone].tolist()
-        self._leave(gone)
-        for index in evicted[::-1]:
-            self.lives[index].evictions += 1
-            self.lives[index].status = "waiting"
-            self.queue.appendleft(index)
+        evicted = self.batch.request[gone]
+        self._leave(evicted, ~gone)
+        self.lives.evictions[evicted] += 1
+        self.lives.status[evicted] = WAITING
+        self.queue.extendleft(evicted[::-1].tolist())
         self.evicted += len(evicted)
 
-    def _leave(self, gone: NDArray[np.bool_]) -> None:
-        self._save(np.flatnonzero(gone))
-        self.pool.take(-int(self.batch.held[gone].sum()))
-        for index in self.batch.request[gone].tolist():
-            self.pool.unshare(self.lives[index].shared)
-            self.lives[index].shared = []
-        self.batch.keep(~gone)
+    def _leave(self, leaving: IntArray, stay: NDArray[np.bool_]) -> None:
+        self.pool.take(-int(self.lives.held[leaving].sum()))
+        if self.pool.memory.prefix_cache:
+            for index in leaving.tolist():
+                self.pool.unshare(self._shared.pop(index))
+        self.batch.keep(stay)

@@ -1,60 +1,98 @@
-"""The running requests, as parallel arrays in order of admission."""
+"""The running requests, in order of admission."""
+
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from adasim.types import FloatArray, IntArray
+from adasim.kernels import kernels
+from adasim.serving.lives import Lives
+from adasim.types import IntArray
+
+
+class Prefill(NamedTuple):
+    """Prompt tokens that one step computes."""
+
+    ids: IntArray  # [m] requests
+    tokens: IntArray  # [m] of each, > 0
+    total: int  # tokens of all
+    context: float  # mean context that they attend to
 
 
 class Batch:
-    """One entry per running request in every array, [n]."""
+    """Who runs. Its columns [n] are copies of those of ``lives``, one entry per running request."""
 
-    request: IntArray  # index
-    domain: IntArray
-    base: IntArray  # where its luck starts
-    prompt: IntArray  # prompt tokens
-    want: IntArray  # output tokens asked for
-    done: IntArray  # output tokens given
-    prefill_left: IntArray  # tokens still to prefill; 0 = decoding
-    held: IntArray  # private KV blocks
-    shared: IntArray  # KV blocks in the prefix cache
-    rounds: IntArray  # counters since its arrival
-    drafts: IntArray
-    verified: IntArray
-    accepted: IntArray
+    def __init__(self, lives: Lives) -> None:
+        self.lives, self._kernels = lives, kernels()
+        self.prefilling: IntArray = np.empty(0, dtype=np.int64)  # indices of those with tokens left to prefill
+        self._set(self.prefilling)
 
-    _NAMES = tuple(__annotations__)
-
-    def __init__(self) -> None:
-        self.emitted_s: FloatArray = np.empty(0)  # time of its last chunk
-        self._set(np.empty((len(self._NAMES), 0), dtype=np.int64))
-
-    def _set(self, rows: IntArray) -> None:
-        self._rows = rows  # [names, n]; the named arrays are views of its rows
-        for name, row in zip(self._NAMES, rows, strict=True):
-            setattr(self, name, row)
+    def _set(self, request: IntArray) -> None:
+        request.flags.writeable = False  # policies see it
+        self.request = request  # indices
 
     def __len__(self) -> int:
-        return self._rows.shape[1]
+        return len(self.request)
+
+    @property
+    def domain(self) -> IntArray:
+        """Index of each request's domain."""
+        return self.lives.domain[self.request]
+
+    @property
+    def want(self) -> IntArray:
+        """Output tokens each will get."""
+        return self.lives.want[self.request]
+
+    @property
+    def done(self) -> IntArray:
+        """Output tokens given to each."""
+        return self.lives.done[self.request]
+
+    @property
+    def prefill_left(self) -> IntArray:
+        """Tokens still to prefill; 0 = decoding."""
+        return self.lives.prefill_left[self.request]
+
+    @property
+    def held(self) -> IntArray:
+        """Private KV blocks of each."""
+        return self.lives.held[self.request]
 
     @property
     def context(self) -> IntArray:
         """Tokens known of each request, the anchor counted."""
-        return self.prompt + self.done
+        return self.lives.context[self.request]
 
-    def whole_prompts(self, limit: int) -> IntArray:
-        """Tokens of each row in a prefill step of its own, [n]: whole prompts, in order, up to ``limit`` or one."""
-        left = self.prefill_left
-        first = np.arange(len(left)) == np.argmax(left > 0)
-        return np.where((np.cumsum(left) <= limit) | first, left, 0)
+    @property
+    def decoding(self) -> IntArray:
+        """Indices of the requests that take part in a round."""
+        return self.request[self.prefill_left == 0] if len(self.prefilling) else self.request
 
-    def add(self, emitted_s: float, **entry: int) -> None:
-        """Append a request, whose last chunk came at ``emitted_s``; names that are left out start at 0."""
-        column = np.array([[entry.get(name, 0)] for name in self._NAMES], dtype=np.int64)
-        self.emitted_s = np.append(self.emitted_s, emitted_s)
-        self._set(np.concatenate([self._rows, column], axis=1))
+    def whole_prompts(self, limit: int) -> Prefill:
+        """A prefill step of its own: whole prompts, in order, up to ``limit`` tokens or one prompt."""
+        return self._prefill(limit, whole=True)
+
+    def chunk(self, limit: int) -> Prefill:
+        """The prefill of a mixed step: ``limit`` tokens in all, in order."""
+        return self._prefill(limit, whole=False)
+
+    def _prefill(self, limit: int, whole: bool) -> Prefill:
+        ids, tokens = self.prefilling, np.empty(len(self.prefilling), dtype=np.int64)
+        count, total, context = self._kernels.prefill(self.lives.table, ids, limit, whole, tokens)
+        return Prefill(ids[:count], tokens[:count], total, context)
+
+    def add(self, indices: IntArray) -> None:
+        """Append requests."""
+        self._set(np.concatenate([self.request, indices]))
+        self.prefilling = np.concatenate([self.prefilling, indices[self.lives.prefill_left[indices] > 0]])
+
+    def prefilled(self) -> None:
+        """Some of ``prefilling`` have no token left to prefill."""
+        self.prefilling = self.prefilling[self.lives.prefill_left[self.prefilling] > 0]
 
     def keep(self, rows: NDArray[np.bool_]) -> None:
         """Drop the others, keeping the order."""
-        self.emitted_s = self.emitted_s[rows]
-        self._set(self._rows[:, rows])
+        self._set(self.request[rows])
+        if len(self.prefilling):
+            self.prefilling = self.request[self.prefill_left > 0]

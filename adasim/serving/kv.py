@@ -79,7 +79,7 @@ class KvPool:
     @property
     def available(self) -> int:
         """Blocks that are free or only cached for later."""
-        return self.free + self.hash_blocks * len(self._idle)
+        return self.total - self.private - self.hash_blocks * len(self._users)
 
     def hits(self, hash_ids: Sequence[int]) -> int:
         """How many leading hash ids are cached now."""
@@ -110,9 +110,12 @@ class KvPool:
     def take(self, blocks: int) -> None:
         """Hold ``blocks`` more private blocks (negative: give back), dropping idle cached ones as needed."""
         self.private += blocks
-        self._make_room()
+        if blocks > 0:
+            self._make_room()
 
     def _make_room(self) -> None:
-        while self.free < 0 and self._idle:
+        free = self.free
+        while free < 0 and self._idle:
             self._idle.popitem(last=False)
-        assert self.free >= 0, "KV memory overflow: more was admitted or reserved than is available"
+            free = self.free
+        assert free >= 0, "KV memory overflow: more was admitted or reserved than is available"

@@ -1,12 +1,50 @@
 """Collects what a run does, and turns it into records."""
 
 from collections.abc import Sequence
+from struct import Struct
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, frame
-from adasim.serving.admission import Life
-from adasim.types import FloatArray, IntArray
+from adasim.kernels import kernels
+from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, table
+from adasim.serving.lives import STATUS, Lives
+from adasim.types import FloatArray
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Rows:
+    """Numeric records of one kind, in order, packed: 8 bytes a number."""
+
+    def __init__(self, kind: type[NamedTuple]) -> None:
+        self._kind = kind
+        self._types = [(name, "f8" if kind.__annotations__[name] is float else "i8") for name in kind._fields]
+        self._pack = Struct("".join("d" if t == "f8" else "q" for _, t in self._types)).pack
+        self._rows, self._count = bytearray(), 0
+
+    def append(self, record: tuple[float, ...]) -> None:
+        """One more; its numbers in the order of the kind's fields."""
+        self._rows += self._pack(*record)
+        self._count += 1
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _array(self) -> NDArray[np.void]:
+        return np.frombuffer(bytes(self._rows), self._types)
+
+    def __getitem__(self, index: int) -> np.void:
+        """One record, fields by name."""
+        row: np.void = self._array()[index]
+        return row
+
+    def frame(self) -> "pd.DataFrame":
+        """All of them as a table."""
+        rows = self._array()
+        return table(self._kind, [rows[name] for name in self._kind._fields])
 
 
 class Recorder:
@@ -19,56 +57,32 @@ class Recorder:
 
     def __init__(self, domains: Sequence[str], block: int) -> None:
         self.domains = domains
-        self.steps: list[StepRecord] = []
-        self._gaps: list[GapRecord] = []
-        self._blocks = np.zeros((len(domains), block + 1, block), dtype=np.int64)
+        self.steps = Rows(StepRecord)
+        self._gaps = Rows(GapRecord)
+        self.blocks = np.zeros((len(domains), block + 1, block), dtype=np.int64)  # by domain, verify_len, accepted
+        self._kernels = kernels()
+        self._found, self._counts = np.empty(0), np.empty(0, dtype=np.int64)
         self.last_arrival_s = 0.0
-
-    def round(self, domains: IntArray, verify_lens: IntArray, accepted: IntArray, gaps_s: FloatArray) -> None:
-        """One round's blocks and chunk gaps, one entry a request."""
-        np.add.at(self._blocks, (domains, verify_lens, accepted), 1)
-        self.gaps(gaps_s)
 
     def gaps(self, gaps_s: FloatArray) -> None:
         """Time since each request's last chunk, [n]."""
-        if not len(gaps_s):
-            return
-        step = len(self.steps)
-        if (gaps_s == gaps_s[0]).all():  # nearly always: everybody took part in the round before
-            self._gaps.append(GapRecord(step, float(gaps_s[0]), len(gaps_s)))
-            return
-        values, counts = np.unique(gaps_s, return_counts=True)
-        self._gaps += [GapRecord(step, g, c) for g, c in zip(values.tolist(), counts.tolist(), strict=True)]
+        n, step = len(gaps_s), len(self.steps)
+        if n > len(self._found):
+            self._found, self._counts = np.empty(2 * n), np.empty(2 * n, dtype=np.int64)
+        for i in range(self._kernels.distinct(gaps_s, self._found, self._counts)):
+            self._gaps.append((step, self._found[i], self._counts[i]))
 
-    def records(self, lives: Sequence[Life]) -> Records:
+    def records(self, lives: Lives) -> Records:
         """All tables."""
-        requests = [
-            RequestRecord(
-                i,
-                self.domains[x.request.domain],
-                x.status,
-                x.request.prompt_len,
-                x.request.output_len,
-                x.arrival_s,
-                x.admitted_s,
-                x.first_token_s,
-                x.finish_s,
-                x.tokens,
-                x.rounds,
-                x.drafts,
-                x.verified,
-                x.accepted,
-                x.evictions,
-                x.cached,
-            )
-            for i, x in enumerate(lives)
-        ]
-        found = np.argwhere(self._blocks).tolist()
-        blocks = [BlockRecord(self.domains[d], v, a, int(self._blocks[d, v, a])) for d, v, a in found]
+        domains, status = np.array(self.domains, dtype=object), np.array(STATUS, dtype=object)
+        columns = [
+            np.arange(len(lives)), domains[lives.domain], status[lives.status], lives.prompt, lives.output,
+            lives.arrival_s, lives.admitted_s, lives.first_token_s, lives.finish_s, lives.done, lives.rounds,
+            lives.drafts, lives.verified, lives.accepted, lives.evictions, lives.cached,
+        ]  # fmt: skip
+        found = np.nonzero(self.blocks)
+        blocks = [domains[found[0]], found[1], found[2], self.blocks[found]]
         return Records(
-            frame(StepRecord, self.steps),
-            frame(RequestRecord, requests),
-            frame(BlockRecord, blocks),
-            frame(GapRecord, self._gaps),
+            self.steps.frame(), table(RequestRecord, columns), table(BlockRecord, blocks), self._gaps.frame(),
             self.last_arrival_s,
-        )
+        )  # fmt: skip

@@ -166,7 +166,6 @@ class SimBackend(Component):
         source.start(engine)
         env.process(engine.run())
         env.run(until=source.over)
-        admission.save()
         records = recorder.records(admission.lives)
         records.notes.extend(cost.notes)
         return records

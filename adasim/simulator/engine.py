@@ -6,13 +6,15 @@ from typing import Any
 import numpy as np
 import simpy
 
-from adasim.calibration.acceptance import Luck
 from adasim.calibration.cost import CostModel
+from adasim.calibration.luck import Luck
+from adasim.kernels import kernels
 from adasim.policies.driver import PolicyDriver
-from adasim.records import StepRecord
+from adasim.policies.scheduler import Scheduler
 from adasim.serving.admission import Admission
+from adasim.serving.batch import Prefill
 from adasim.serving.recorder import Recorder
-from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds
+from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds, constant
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -49,7 +51,8 @@ class Engine:
         self.recorder, self.on_finish = recorder, on_finish
         self.chunk, self.max_prefill_tokens = chunk, max_prefill_tokens
         self.batch, self.caps = admission.batch, driver.caps
-        self._work = env.event()
+        self._work, self._kernels = env.event(), kernels()
+        self._listens = driver.listens or type(admission.scheduler).observe is not Scheduler.observe
 
     def submit(self, index: int) -> None:
         """A request arrives now."""
@@ -65,60 +68,64 @@ class Engine:
             if not len(self.batch):
                 self._work = self.env.event()
                 yield self._work
-            elif self.chunk is None and self.batch.prefill_left.any():
+            elif self.chunk is None and len(self.batch.prefilling):
                 yield from self._prefill_step(self.batch.whole_prompts(self.max_prefill_tokens))
             else:
                 yield from self._round()
 
-    def _prefill_step(self, prefill: IntArray) -> Process:
+    def _prefill_step(self, prefill: Prefill) -> Process:
         start, queued, used = self.env.now, len(self.admission.queue), self.admission.pool.used
-        seconds = self.cost.step(0, 0, 0, 0.0, prefill=int(prefill.sum()), prefill_context=self._prefill_context(prefill))
+        seconds = self.cost.step(0, 0, 0, 0.0, prefill=prefill.total, prefill_context=prefill.context)
         yield self.env.timeout(seconds.total)
         self._record(start, queued, used, seconds, prefill)
 
     def _round(self) -> Process:
         """Draft, choose lengths, verify, accept; with a chunk of prefill where there is one."""
-        batch, start = self.batch, self.env.now
-        rows = np.flatnonzero(batch.prefill_left == 0)
-        view = self._view(rows)
-        draft_lens = self.driver.draft_lens(view) if len(rows) else rows
-        kept = self.admission.reserve(rows, draft_lens)
-        if not kept.all():  # memory was short: some went back to the queue
-            draft_lens = draft_lens[kept]
-            rows = np.flatnonzero(batch.prefill_left == 0)
-            view = self._view(rows)
-        prefill = self._chunk()
-        if not len(rows):
-            if prefill.any():
+        admission, batch, start = self.admission, self.batch, self.env.now
+        view = self._view()
+        draft_lens = self.driver.draft_lens(view) if len(view) else view.request_ids
+        kept = admission.reserve(view.request_ids, draft_lens)
+        if admission.evicted:  # memory was short: some went back to the queue
+            draft_lens, view = draft_lens[kept], self._view()
+        prefill = batch.chunk(self.chunk) if self.chunk is not None and len(batch.prefilling) else None
+        if not len(view):
+            if prefill is not None:
                 yield from self._prefill_step(prefill)
             return
 
-        at = batch.base[rows] + batch.done[rows]
-        truth = self.luck.run[at]
-        verify_lens = self.driver.verify_lens(view, self._draft_view(rows, at, draft_lens, truth))
-        verified = int(verify_lens.sum()) if self.caps.ragged else len(rows) * int(verify_lens.max())
+        ids = view.request_ids
+        run, draft = self._draft(ids, draft_lens)
+        verify_lens = self.driver.verify_lens(view, draft)
+        totals = self._kernels.totals(draft_lens, verify_lens, view.context_lens)
+        drafts, drafting, longest_draft, verified, longest, context = totals
+        verified = verified if self.caps.ragged else len(view) * longest
         seconds = self.cost.step(
-            len(rows),
-            int(draft_lens.sum() + (draft_lens > 0).sum()),
+            len(view),
+            drafts + drafting,
             verified,
-            float(view.context_lens.mean()),
-            longest_draft=int(draft_lens.max()),
-            prefill=int(prefill.sum()),
-            prefill_context=self._prefill_context(prefill),
+            context,
+            longest_draft=longest_draft,
+            prefill=0 if prefill is None else prefill.total,
+            prefill_context=0.0 if prefill is None else prefill.context,
             reads_head=self.driver.reads_draft,
         )
-        queued, used = len(self.admission.queue), self.admission.pool.used
+        queued, used = len(admission.queue), admission.pool.used
         yield self.env.timeout(seconds.total)
 
-        accepted = np.minimum(truth, verify_lens - 1)
-        emitted = np.minimum(accepted + 1, batch.want[rows] - batch.done[rows])
-        ids = view.request_ids
-        outcome = StepOutcome(view.step, ids, draft_lens, verify_lens, accepted, emitted, seconds.total, queued)
+        accepted, emitted = admission.land(ids, draft_lens, verify_lens, run, self.env.now, self.recorder)
+        if self._listens:
+            n = len(view)
+            self._tell(
+                StepOutcome(
+                    view.step, ids, draft_lens, verify_lens, admission.accepted[:n].copy(), admission.emitted[:n].copy(),
+                    seconds.total, queued,
+                )
+            )  # fmt: skip
+        self._record(start, queued, used, seconds, prefill, len(view), drafts, verified, accepted, emitted, context)
+
+    def _tell(self, outcome: StepOutcome) -> None:
         self.driver.observe(outcome)
         self.admission.scheduler.observe(outcome)
-        gaps_s = self.admission.land(rows, outcome, self.env.now)
-        self.recorder.round(batch.domain[rows], verify_lens, accepted, gaps_s)
-        self._record(start, queued, used, seconds, prefill, view, outcome, verified)
 
     def _record(
         self,
@@ -126,66 +133,46 @@ class Engine:
         queued: int,
         kv_blocks: int,
         seconds: StepSeconds,
-        prefill: IntArray,
-        view: BatchView | None = None,
-        outcome: StepOutcome | None = None,
+        prefill: Prefill | None,
+        decoding: int = 0,
+        drafts: int = 0,
         verified: int = 0,
+        accepted: int = 0,
+        emitted: int = 0,
+        context: float = 0.0,
     ) -> None:
         """Write the step down, and let finished requests go."""
-        first_tokens = 0
-        if prefill.any():
-            first_tokens, gaps_s = self.admission.land_prefill(prefill, self.env.now)
+        now, admission, steps = self.env.now, self.admission, self.recorder.steps
+        prefill_tokens = first_tokens = 0
+        if prefill is not None:
+            prefill_tokens = prefill.total
+            first_tokens, gaps_s = admission.land_prefill(prefill, now)
             self.recorder.gaps(gaps_s)
-        self.recorder.steps.append(
-            StepRecord(
-                step=len(self.recorder.steps),
-                start_s=start,
-                end_s=self.env.now,
-                decoding=0 if view is None else len(view),
-                queued=queued,
-                prefill_tokens=int(prefill.sum()),
-                draft_tokens=0 if outcome is None else int(outcome.draft_lens.sum()),
-                verify_tokens=verified,
-                accepted=0 if outcome is None else int(outcome.accepted.sum()),
-                emitted=0 if outcome is None else int(outcome.emitted.sum()),
-                first_tokens=first_tokens,
-                draft_s=seconds.draft,
-                verify_s=seconds.verify,
-                overhead_s=seconds.overhead,
-                prefill_s=seconds.prefill,
-                kv_blocks=kv_blocks,
-                context=0.0 if view is None else float(view.context_lens.mean()),
-                evicted=self.admission.evicted,
+        steps.append(
+            (
+                len(steps), start, now, decoding, queued, prefill_tokens, drafts, verified, accepted, emitted,
+                first_tokens, *seconds, kv_blocks, context, admission.evicted,
             )
-        )
-        self.admission.evicted = 0
-        for index in self.admission.finish(self.env.now):
+        )  # fmt: skip
+        admission.evicted = 0
+        for index in admission.finish(now):
             self.on_finish(index)
 
-    def _chunk(self) -> IntArray:
-        """Prefill tokens of each row in a mixed step: ``chunk`` in all, in order."""
-        left = self.batch.prefill_left
-        return np.minimum(left, ((self.chunk or 0) - (np.cumsum(left) - left)).clip(0))
+    def _view(self) -> BatchView:
+        admission, ids = self.admission, self.batch.decoding
+        context_lens = admission.lives.context[ids]
+        return BatchView(len(self.recorder.steps), self.env.now, self.caps, ids, context_lens, len(admission.queue))
 
-    def _prefill_context(self, prefill: IntArray) -> float:
-        """Mean context that the prefill tokens attend to."""
-        total = int(prefill.sum())
-        if not total:
-            return 0.0
-        end = self.batch.context - self.batch.prefill_left + prefill
-        return float((prefill * (end - prefill / 2)).sum() / total)
-
-    def _view(self, rows: IntArray) -> BatchView:
-        batch, queued = self.batch, len(self.admission.queue)
-        step = len(self.recorder.steps)
-        return BatchView(step, self.env.now, self.caps, batch.request[rows], batch.context[rows], queued)
-
-    def _draft_view(self, rows: IntArray, at: IntArray, draft_lens: IntArray, truth: IntArray) -> DraftView:
-        """Only what the policy asked for: nothing else can leak, nothing else is computed."""
-        needs = self.driver.policy.needs
-        return DraftView(
-            draft_lens,
-            survival=self.luck.survival(self.batch.domain[rows], at) if "survival" in needs else None,
-            accept_len=1 + self.luck.signal[at] if "accept_len" in needs else None,
-            truth=truth if "truth" in needs else None,
-        )
+    def _draft(self, ids: IntArray, draft_lens: IntArray) -> tuple[IntArray, DraftView]:
+        """L of every request, and what the policy may see: only what it asked for is computed, nothing else can leak."""
+        needs = self.driver.needs
+        if not needs and not np.count_nonzero(draft_lens):
+            return constant(len(ids), 0), DraftView(draft_lens)
+        lives, luck = self.admission.lives, self.luck
+        at, run = luck.look_up(lives.table, ids)
+        draft = DraftView(draft_lens, truth=run if "truth" in needs else None)
+        if self.driver.reads_draft:
+            signal = luck.signal(ids, at, run)
+            draft.accept_len = 1 + signal if "accept_len" in needs else None
+            draft.survival = luck.survival(lives.domain[ids], signal) if "survival" in needs else None
+        return run, draft

@@ -1,0 +1,206 @@
+"""The kernels as loops, compiled by numba; see :class:`adasim.kernels.form.Kernels`.
+
+The machine code is kept between runs. No fast math: the bits are those of ``plain``.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from numba import njit
+from numba.types import Array, Tuple, boolean, float64, int16, int64, none
+
+from adasim.kernels.form import (
+    ACCEPTED,
+    BASE,
+    CONTEXT,
+    DOMAIN,
+    DONE,
+    DRAFTS,
+    HELD,
+    LEFT,
+    ROUNDS,
+    SHARED,
+    VERIFIED,
+    WANT,
+    Int16Array,
+)
+from adasim.types import FloatArray, IntArray
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+# Inputs are taken read-only so that one compilation serves constants and fresh arrays.
+INTS, FLOATS = Array(int64, 1, "C", readonly=True), Array(float64, 1, "C", readonly=True)
+TABLE, INTS_OUT, FLOATS_OUT = int64[:, ::1], int64[::1], float64[::1]
+
+
+def _compile(result: Any, *arguments: Any) -> Callable[[Function], Function]:
+    return njit(result(*arguments), cache=True)
+
+
+@_compile(int64, INTS, int64, INTS)
+def first_outside(lengths: IntArray, lower: int, most: IntArray) -> int:
+    for i in range(len(lengths)):
+        if lengths[i] < lower or lengths[i] > lower + most[i]:
+            return i
+    return -1
+
+
+@_compile(int64, TABLE, INTS, INTS, int64, int64)
+def reserve(lives: IntArray, ids: IntArray, draft_lens: IntArray, block_tokens: int, available: int) -> int:
+    more = 0
+    for i in range(len(ids)):
+        life = lives[ids[i]]
+        blocks = -(-(life[CONTEXT] + draft_lens[i]) // block_tokens)
+        more += max(blocks - life[SHARED] - life[HELD], 0)
+    if more > available:
+        return available - more
+    if more > 0:
+        for i in range(len(ids)):
+            life = lives[ids[i]]
+            blocks = -(-(life[CONTEXT] + draft_lens[i]) // block_tokens)
+            life[HELD] = max(blocks - life[SHARED], life[HELD])
+    return more
+
+
+@_compile(boolean, TABLE, INTS, int16[::1], int64[:, ::1], INTS_OUT, INTS_OUT)
+def look_up(lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, at: IntArray, run: IntArray) -> bool:
+    drawn = True
+    for i in range(len(ids)):
+        life = lives[ids[i]]
+        anchor, domain = life[BASE] + life[DONE], life[DOMAIN]
+        accepted = 0
+        while accepted < limits.shape[1] and grades[anchor + 1 + accepted] <= limits[domain, accepted]:
+            accepted += 1
+        at[i], run[i] = anchor, accepted
+        drawn = drawn and grades[anchor] >= 0
+    return drawn
+
+
+@_compile(boolean, INTS, INTS, FLOATS, float64, float64, FLOATS_OUT)
+def signal(at: IntArray, run: IntArray, noise: FloatArray, bias: float, scale: float, signal: FloatArray) -> bool:
+    drawn = True
+    for i in range(len(at)):
+        signal[i] = run[i] + bias + scale * noise[at[i]]
+        drawn = drawn and not np.isnan(signal[i])
+    return drawn
+
+
+@_compile(Tuple((int64, int64, int64, int64, int64, float64)), INTS, INTS, INTS)
+def totals(draft_lens: IntArray, verify_lens: IntArray, context_lens: IntArray) -> tuple[int, int, int, int, int, float]:
+    drafts = drafting = longest_draft = verified = longest = context = 0
+    for i in range(len(draft_lens)):
+        drafts += draft_lens[i]
+        drafting += draft_lens[i] > 0
+        longest_draft = max(longest_draft, draft_lens[i])
+        verified += verify_lens[i]
+        longest = max(longest, verify_lens[i])
+        context += context_lens[i]
+    return drafts, drafting, longest_draft, verified, longest, context / len(draft_lens)
+
+
+@_compile(
+    Tuple((int64, int64, int64, boolean)), TABLE, INTS, INTS, INTS, INTS, float64, int64,
+    FLOATS_OUT, int64[:, :, ::1], INTS_OUT, INTS_OUT, FLOATS_OUT,
+)  # fmt: skip
+def land(
+    lives: IntArray, ids: IntArray, draft_lens: IntArray, verify_lens: IntArray, run: IntArray, now_s: float,
+    block_tokens: int, emitted_s: FloatArray, blocks: IntArray, accepted: IntArray, emitted: IntArray,
+    gaps_s: FloatArray,
+) -> tuple[int, int, int, bool]:  # fmt: skip
+    all_accepted = all_emitted = spare = 0
+    complete = False
+    for i in range(len(ids)):
+        life = lives[ids[i]]
+        accepted[i] = min(run[i], verify_lens[i] - 1)
+        emitted[i] = min(accepted[i] + 1, life[WANT] - life[DONE])
+        all_accepted += accepted[i]
+        all_emitted += emitted[i]
+        life[DONE] += emitted[i]
+        life[CONTEXT] += emitted[i]
+        life[ROUNDS] += 1
+        life[DRAFTS] += draft_lens[i]
+        life[VERIFIED] += verify_lens[i]
+        life[ACCEPTED] += accepted[i]
+        blocks[life[DOMAIN], verify_lens[i], accepted[i]] += 1
+        gaps_s[i] = now_s - emitted_s[ids[i]]
+        emitted_s[ids[i]] = now_s
+        cached = life[CONTEXT] - 1  # the newest token, the next anchor, has no KV yet
+        needed = -(-cached // block_tokens) - life[SHARED]
+        spare += life[HELD] - needed
+        life[HELD] = needed
+        complete = complete or life[DONE] >= life[WANT]
+    return all_accepted, all_emitted, spare, complete
+
+
+@_compile(Tuple((int64, int64, float64)), TABLE, INTS, int64, boolean, INTS_OUT)
+def prefill(lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray) -> tuple[int, int, float]:
+    total, attended = 0, 0.0
+    for i in range(len(ids)):
+        left = lives[ids[i], LEFT]
+        take = left if whole and (total + left <= limit or i == 0) else 0 if whole else min(left, limit - total)
+        if take <= 0:
+            return i, total, attended / total
+        tokens[i] = take
+        total += take
+        attended += take * (lives[ids[i], CONTEXT] - left + take - take / 2)
+    return len(ids), total, attended / total
+
+
+@_compile(Tuple((int64, int64, boolean)), TABLE, INTS, INTS, float64, FLOATS_OUT, FLOATS_OUT, FLOATS_OUT)
+def land_prefill(
+    lives: IntArray, ids: IntArray, tokens: IntArray, now_s: float, first_token_s: FloatArray,
+    emitted_s: FloatArray, gaps_s: FloatArray,
+) -> tuple[int, int, bool]:  # fmt: skip
+    ready = again = 0
+    complete = False
+    for i in range(len(ids)):
+        life = lives[ids[i]]
+        life[LEFT] -= tokens[i]
+        if life[LEFT]:
+            continue
+        ready += 1
+        if life[DONE]:
+            gaps_s[again] = now_s - emitted_s[ids[i]]
+            again += 1
+        if np.isnan(first_token_s[ids[i]]):
+            first_token_s[ids[i]] = now_s
+        life[DONE] += 1
+        life[CONTEXT] += 1
+        emitted_s[ids[i]] = now_s
+        complete = complete or life[DONE] >= life[WANT]
+    return ready, again, complete
+
+
+@_compile(int64, FLOATS, FLOATS_OUT, INTS_OUT)
+def distinct(values: FloatArray, found: FloatArray, counts: IntArray) -> int:
+    known = 0
+    for value in values:  # nearly always few are different: insertion beats sorting
+        place = known
+        while place > 0 and found[place - 1] > value:
+            place -= 1
+        if place > 0 and found[place - 1] == value:
+            counts[place - 1] += 1
+            continue
+        for later in range(known, place, -1):
+            found[later], counts[later] = found[later - 1], counts[later - 1]
+        found[place], counts[place] = value, 1
+        known += 1
+    return known
+
+
+@_compile(none, FLOATS, FLOATS, INTS_OUT)
+def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
+    for threshold in thresholds:
+        for i in range(len(values)):
+            grades[i] += values[i] > threshold
+
+
+@_compile(FLOATS_OUT, FLOATS, float64, float64, float64)
+def autoregression(draws: FloatArray, phi: float, scale: float, before: float) -> FloatArray:
+    values = np.empty(len(draws))
+    x = before
+    for i in range(len(draws)):
+        x = scale * draws[i] + phi * x
+        values[i] = x
+    return values

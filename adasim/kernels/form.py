@@ -1,0 +1,122 @@
+"""What both kernel modules hold, and the columns of the table they work on."""
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from adasim.types import FloatArray, IntArray
+
+Int16Array = NDArray[np.int16]
+
+COLUMNS = (
+    "domain", "prompt", "output", "want", "base", "status", "done", "context", "prefill_left", "held", "shared",
+    "rounds", "drafts", "verified", "accepted", "evictions", "cached",
+)  # fmt: skip
+DOMAIN, _, _, WANT, BASE, _, DONE, CONTEXT, LEFT, HELD, SHARED, ROUNDS, DRAFTS, VERIFIED, ACCEPTED, _, _ = range(
+    len(COLUMNS)
+)
+
+
+class Kernels(Protocol):
+    """``lives`` [requests, COLUMNS] tells of all requests (see ``serving.lives``), ``ids`` [n] are those concerned.
+
+    The arrays that results go to come last.
+    """
+
+    def first_outside(self, lengths: IntArray, lower: int, most: IntArray) -> int:
+        """Index of the first of ``lengths`` [n] outside ``lower``..``lower + most`` [n]; -1 = none."""
+        ...
+
+    def reserve(self, lives: IntArray, ids: IntArray, draft_lens: IntArray, block_tokens: int, available: int) -> int:
+        """Hold KV blocks for each context and its drafts [n]. Returns the blocks taken; -m: m are missing, none taken."""
+        ...
+
+    def look_up(
+        self, lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, at: IntArray, run: IntArray
+    ) -> bool:
+        """L of each request from where it is now; see ``calibration.luck.Luck``.
+
+        Args:
+            lives: all requests.
+            ids: those asked for, [n].
+            grades: of every token; negative where it is not drawn yet.
+            limits: highest grade that is accepted, by domain and distance from the anchor, [domains, K].
+            at: where the anchors are in ``grades``, [n].
+            run: L, [n].
+
+        Returns:
+            Whether all of it was drawn.
+        """
+        ...
+
+    def signal(
+        self, at: IntArray, run: IntArray, noise: FloatArray, bias: float, scale: float, signal: FloatArray
+    ) -> bool:
+        """run + bias + scale x noise at ``at``, to ``signal`` [n]; False: some noise is not drawn yet (NaN)."""
+        ...
+
+    def totals(
+        self, draft_lens: IntArray, verify_lens: IntArray, context_lens: IntArray
+    ) -> tuple[int, int, int, int, int, float]:
+        """Draft tokens, requests that draft, longest draft, verified tokens, longest verification, mean context."""
+        ...
+
+    def land(
+        self, lives: IntArray, ids: IntArray, draft_lens: IntArray, verify_lens: IntArray, run: IntArray, now_s: float,
+        block_tokens: int, emitted_s: FloatArray, blocks: IntArray, accepted: IntArray, emitted: IntArray,
+        gaps_s: FloatArray,
+    ) -> tuple[int, int, int, bool]:  # fmt: skip
+        """Accept ``min(run, verify_len - 1)`` drafts, emit one token more, count both and give spare KV blocks back.
+
+        Args:
+            lives: all requests.
+            ids: those of the round, [n].
+            draft_lens: of each, [n].
+            verify_lens: of each, the anchor counted, [n].
+            run: drafts the target agrees with, [n].
+            now_s: the time.
+            block_tokens: tokens of a KV block.
+            emitted_s: time of each request's last chunk, [requests].
+            blocks: how often a verified block of this domain and length had so many accepted, [domains, B + 1, B].
+            accepted: drafts, [>= n].
+            emitted: tokens, [>= n].
+            gaps_s: since each last chunk, [>= n].
+
+        Returns:
+            Drafts accepted, tokens emitted, KV blocks given back, and whether a request has all its tokens.
+        """
+        ...
+
+    def prefill(
+        self, lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray
+    ) -> tuple[int, int, float]:
+        """Prompt tokens of the first requests of ``ids`` [n], ``limit`` in all; ``whole``: whole prompts, at least one.
+
+        Returns how many requests get some, how many tokens, and the mean context these attend to. Their tokens go to
+        the beginning of ``tokens`` [n].
+        """
+        ...
+
+    def land_prefill(
+        self, lives: IntArray, ids: IntArray, tokens: IntArray, now_s: float, first_token_s: FloatArray,
+        emitted_s: FloatArray, gaps_s: FloatArray,
+    ) -> tuple[int, int, bool]:  # fmt: skip
+        """``tokens`` [m] of each of ``ids`` are computed: complete prompts give a token.
+
+        Returns how many did, how many of them had given some before, and whether a request has all its tokens. The time
+        since their last chunk goes to the beginning of ``gaps_s`` [>= m].
+        """
+        ...
+
+    def distinct(self, values: FloatArray, found: FloatArray, counts: IntArray) -> int:
+        """Different values in rising order and how often each occurs, to the arrays [>= n]. Returns how many."""
+        ...
+
+    def grade(self, values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
+        """Adds to ``grades`` [n] how many of ``thresholds`` [K] each of ``values`` [n] exceeds."""
+        ...
+
+    def autoregression(self, draws: FloatArray, phi: float, scale: float, before: float) -> FloatArray:
+        """x_i = phi x_{i-1} + scale draws_i, starting after ``before``, [n]."""
+        ...

@@ -1,0 +1,150 @@
+"""Compiled kernels and their numpy reference give the same bits."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from adasim.errors import InputError
+from adasim.kernels import compiled, kernels, plain
+from adasim.kernels.form import COLUMNS, HELD, LEFT, WANT, Kernels
+from adasim.policies.base import Policy
+from adasim.policies.dcut import DCut
+from adasim.policies.fixed import Fixed
+from adasim.policies.head import Head
+from adasim.policies.threshold import Threshold
+from adasim.records import Records
+from tests.build import OFF, backend, closed, simulate
+
+LENGTHS = {"kind": "lognormal", "mean": 60, "cv": 1.0, "minimum": 1, "maximum": 200}
+CURVES = {"a": {"kind": "geometric", "alpha": 0.6}, "b": {"kind": "anchored", "first": 0.89, "last": 0.13, "tau": 7.09}}
+TEXT = {"kind": "curves", "curves": CURVES, "correlation": 0.4, "spread": 0.1}
+RUNS: dict[str, dict[str, Any]] = {
+    "correlated": {
+        "workload": closed(output_len=LENGTHS, domains={"a": 1.0, "b": 2.0}),
+        "backend": backend(acceptance=TEXT),
+    },
+    "short of memory": {
+        "workload": closed(prompt_len=LENGTHS, output_len=LENGTHS, requests=60),
+        "backend": backend(kv={"blocks": 40}, max_prefill_tokens=100),
+    },
+    "chunked": {"workload": closed(prompt_len=LENGTHS, output_len=LENGTHS), "backend": backend(chunked_prefill=32)},
+}
+POLICIES: list[Policy] = [OFF, Fixed(verify_len=16), Head(), Threshold(), DCut()]
+
+
+@pytest.fixture
+def using(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    def choose(name: str) -> None:
+        monkeypatch.setenv("ADASIM_KERNELS", name)
+        kernels.cache_clear()
+
+    yield choose
+    kernels.cache_clear()
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.kind)
+@pytest.mark.parametrize("run", RUNS)
+def test_runs_are_the_same_to_the_bit(run: str, policy: Policy, using: Callable[[str], None]) -> None:
+    records: list[Records] = []
+    for name, module in (("numba", compiled), ("numpy", plain)):
+        using(name)
+        assert kernels() is module
+        records.append(simulate(policy, **RUNS[run]))
+    for table in ("steps", "requests", "blocks", "gaps"):
+        one, other = (getattr(r, table) for r in records)
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+
+
+@pytest.mark.parametrize("name", ["fortran", "Numpy"])
+def test_an_unknown_choice_is_refused(name: str, using: Callable[[str], None]) -> None:
+    using(name)
+    with pytest.raises(InputError, match=rf"ADASIM_KERNELS={name}: allowed: numpy, numba"):
+        kernels()
+
+
+def table(rng: np.random.Generator, requests: int) -> np.ndarray:
+    lives = rng.integers(0, 300, (requests, len(COLUMNS)))
+    lives[:, LEFT] *= rng.random(requests) < 0.5
+    return lives
+
+
+@pytest.mark.parametrize("available", [0, 5, 10_000])
+def test_reserve(available: int) -> None:
+    """Either all blocks are taken and every context with its drafts has its blocks, or none."""
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        before = table(rng, 9)
+        ids, drafts = rng.permutation(9)[:6], rng.integers(0, 16, 6)
+        results = []
+        for kernel in both():
+            lives = before.copy()
+            results.append((kernel.reserve(lives, ids, drafts, 16, available), lives))
+        assert results[0][0] == results[1][0]
+        np.testing.assert_array_equal(results[0][1], results[1][1])
+        taken, lives = results[0]
+        assert taken == (lives[:, HELD] - before[:, HELD]).sum() if taken >= 0 else (lives == before).all()
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_prefill_takes_prompts_in_order(whole: bool) -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        lives = table(rng, 9)
+        ids = np.flatnonzero(lives[:, LEFT])
+        limit = int(rng.integers(1, 600))
+        outcomes = []
+        for kernel in both():
+            tokens = np.zeros(len(ids), dtype=np.int64)
+            count, total, context = kernel.prefill(lives, ids, limit, whole, tokens)
+            outcomes.append((count, total, context, tokens[:count].tolist()))
+        assert outcomes[0] == outcomes[1]
+        count, total, _, given = outcomes[0]
+        assert 0 < total == sum(given)
+        assert total <= limit or (whole and count == 1)
+        assert given[:-1] == lives[ids[: count - 1], LEFT].tolist()
+
+
+def test_distinct_values_are_counted() -> None:
+    for kernel in both():
+        values, counts = np.empty(9), np.empty(9, dtype=np.int64)
+        n = kernel.distinct(np.array([0.5, 0.25, 0.5, 1.5, 0.25, 0.5]), values, counts)
+        assert (n, values[:3].tolist(), counts[:3].tolist()) == (3, [0.25, 0.5, 1.5], [2, 3, 1])
+
+
+def test_lengths_outside_are_found() -> None:
+    most = np.array([3, 3, 0])
+    for kernel in both():
+        assert kernel.first_outside(np.array([4, 1, 1]), 1, most) == -1
+        assert kernel.first_outside(np.array([4, 5, 9]), 1, most) == 1
+        assert kernel.first_outside(np.array([4, 4, 0]), 1, most) == 2
+
+
+def test_land_gives_no_more_than_was_asked_for() -> None:
+    """A request that wants 3 more tokens gets 3 of the 5 its round made; both count as accepted drafts."""
+    for kernel in both():
+        lives = np.zeros((1, len(COLUMNS)), dtype=np.int64)
+        lives[0, WANT] = 3
+        out = np.zeros((2, 1), dtype=np.int64)
+        one = np.zeros(1, dtype=np.int64)
+        accepted, emitted, _, complete = kernel.land(
+            lives,
+            one,
+            one + 15,
+            one + 5,
+            one + 9,
+            2.0,
+            16,
+            np.ones(1),
+            np.zeros((1, 17, 16), np.int64),
+            out[0],
+            out[1],
+            np.empty(1),
+        )
+        assert (accepted, emitted, complete, out.tolist()) == (4, 3, True, [[4], [3]])
+
+
+def both() -> list[Kernels]:
+    return [compiled, plain]
