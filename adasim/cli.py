@@ -1,5 +1,6 @@
 """The command line. Heavy imports wait until a command needs them."""
 
+import gc
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -43,6 +44,7 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALU
 Resume = Annotated[bool, typer.Option("--resume", help="Keep finished trials, run the rest.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Discard what the folder holds.")]
 Trace = Annotated[bool, typer.Option("--trace", help="Write a Perfetto trace of every trial.")]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Write records only; `adasim report` makes the report.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
 
 
@@ -55,6 +57,7 @@ def run_command(
     resume: Resume = False,
     overwrite: Overwrite = False,
     trace: Trace = False,
+    no_report: NoReport = False,
     as_json: Json = False,
 ) -> None:
     """Simulate every policy over the sweep and all seeds, and write a report."""
@@ -64,7 +67,16 @@ def run_command(
     plan = load(scenario, settings or [])
     if plan.scenario.backend.mark != "simulated":
         raise InputError(f"backend: kind {plan.scenario.backend.kind} is a real engine; use adasim record")
-    _experiment(plan, out, workers or _cpus(), resume=resume, overwrite=overwrite, trace=trace, as_json=as_json)
+    _experiment(
+        plan,
+        out,
+        workers or _cpus(),
+        resume=resume,
+        overwrite=overwrite,
+        trace=trace,
+        no_report=no_report,
+        as_json=as_json,
+    )
 
 
 @app.command(name="record")
@@ -84,11 +96,19 @@ def record_command(
     plan = load(scenario, settings or [])
     if plan.scenario.backend.mark != "measured":
         raise InputError(f"backend: kind {plan.scenario.backend.kind} is a simulation; use adasim run")
-    _experiment(plan, out, 1, resume=resume, overwrite=overwrite, trace=trace, as_json=as_json)
+    _experiment(plan, out, 1, resume=resume, overwrite=overwrite, trace=trace, no_report=False, as_json=as_json)
 
 
 def _experiment(
-    plan: "Plan", out: Path | None, workers: int, *, resume: bool, overwrite: bool, trace: bool, as_json: bool
+    plan: "Plan",
+    out: Path | None,
+    workers: int,
+    *,
+    resume: bool,
+    overwrite: bool,
+    trace: bool,
+    no_report: bool,
+    as_json: bool,
 ) -> None:
     """Run what is left of a plan, write the report, show it."""
     from adasim.errors import InputError
@@ -114,7 +134,7 @@ def _experiment(
     for f in failed:
         errors.setdefault(f.error, f"{f.trial.policy} {f.trial.point or ''} seed {f.trial.seed}")
     lines = [f"{place}: {error}" for error, place in errors.items()]
-    tables = _write(plan, out, lines)
+    tables = None if no_report else _write(plan, out, lines)
     if not failed:
         write_manifest(plan, out, finished=True)
     _show(plan, out, tables, lines, as_json=as_json)
@@ -243,11 +263,12 @@ def _write(plan: "Plan", out: Path, errors: list[str]) -> "Tables | None":
 
 def _show(plan: "Plan", out: Path, tables: "Tables | None", errors: list[str], *, as_json: bool) -> None:
     from adasim.screen import show_errors, show_json, show_tables
-    from adasim.story import tell
 
     if as_json:
         show_json(plan, out, tables, errors)
     elif tables is not None:
+        from adasim.story import tell
+
         show_tables(tell(plan, len(tables.trials), []), tables, out)
     show_errors(errors)
 
@@ -256,6 +277,9 @@ def main(arguments: list[str] | None = None) -> Any:
     """Entry point. Exit codes: 0 done, 2 bad input, 1 failure, 130 interrupted."""
     from adasim.errors import InputError
 
+    gc.set_threshold(
+        100_000, 20, 100
+    )  # start-up makes a million objects that stay: looking through them is a fifth of it
     try:
         return app(arguments)
     except InputError as error:

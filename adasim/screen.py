@@ -18,12 +18,12 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from adasim import report
 from adasim.files import to_json
-from adasim.tables import RATIO, Tables
 
 if TYPE_CHECKING:
     from adasim.plan import Plan
+    from adasim.report import Story
+    from adasim.tables import Tables
 
 
 @contextmanager
@@ -50,8 +50,11 @@ def progress_bar(total: int, done: int, *, quiet: bool) -> Iterator[Callable[[],
         yield advance
 
 
-def show_tables(story: report.Story, tables: Tables, out: Path) -> None:
+def show_tables(story: "Story", tables: "Tables", out: Path) -> None:
     """The answer and one summary table."""
+    from adasim import report  # brings the plotting stack
+    from adasim.tables import RATIO
+
     console = Console(width=None if sys.stdout.isatty() else 140)
     console.print(f"\n[bold]{story.title}[/bold] ({story.kind})")
     metrics = [m for m in (RATIO, "output_tok_s", "tau", "verify_len", "tpot_p50_ms") if tables.summary[m].notna().any()]
@@ -81,7 +84,7 @@ def show_tables(story: report.Story, tables: Tables, out: Path) -> None:
     console.print(f"Report: {out / 'report.html'}", highlight=False)
 
 
-def show_json(plan: "Plan", out: Path, tables: Tables | None, errors: list[str]) -> None:
+def show_json(plan: "Plan", out: Path, tables: "Tables | None", errors: list[str]) -> None:
     """One JSON document on standard output."""
     document: dict[str, Any] = {
         "scenario": plan.scenario.name,

@@ -156,6 +156,18 @@ def test_a_failing_trial_does_not_take_the_others(
     assert len(list((out / "trials").iterdir())) == 4
 
 
+def test_records_first_report_later(scenario_file: Path, tmp_path: Path) -> None:
+    """--no-report writes the records; the report made from them later is the one that a run makes at once."""
+    once, twice = tmp_path / "once", tmp_path / "twice"
+    assert adasim("run", scenario_file, "--out", once, "--workers", "1") == 0
+    assert adasim("run", scenario_file, "--out", twice, "--workers", "1", "--no-report") == 0
+    assert len(list(twice.glob("trials/*/steps.parquet"))) == 8
+    assert not (twice / "report.html").exists()
+    assert adasim("report", scenario_file, "--out", twice) == 0
+    for name in ("report.md", "report.html", "tables/summary.csv"):
+        assert (once / name).read_bytes() == (twice / name).read_bytes()
+
+
 def test_overwrite_spares_what_is_not_ours(tmp_path: Path) -> None:
     """A folder with somebody else's manifest.json is refused and left alone."""
     web = tmp_path / "web"

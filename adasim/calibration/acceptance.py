@@ -8,7 +8,6 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
-from scipy.special import ndtr, ndtri
 
 from adasim.calibration.luck import COMMON, NOT_DRAWN, TOKENS, HeadQuality, Luck, RequestRng
 from adasim.calibration.survival import AnyCurve, harden, hardening_power
@@ -156,6 +155,8 @@ class _PowerByContext:
         self.powers = [hardening_power(curve, table[c]) for c in self.contexts]
 
     def apply(self, g: FloatArray, request: Request) -> FloatArray:
+        from scipy.special import ndtr, ndtri  # slow to import, not always needed
+
         power = np.interp(request.prompt_len + np.arange(len(g)), self.contexts, self.powers)
         # P(g' <= q) = P(g <= q)^power, with u = Phi(g): u' = u^(1/power)
         u = ndtr(g) ** (1 / power)

@@ -5,7 +5,6 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
-from scipy.optimize import brentq
 
 from adasim.errors import InputError
 from adasim.types import Component, FloatArray
@@ -30,6 +29,8 @@ def hardening_power(survival: FloatArray, factor: float) -> float:
     """
     if factor == 1:
         return 1.0
+    from scipy.optimize import brentq  # slow to import, not always needed
+
     logs = np.log(survival)
     lowest, highest = 1 + int((survival == 1).sum()), len(survival) + 1
     target = factor * tau(survival)
@@ -123,6 +124,8 @@ class Anchored(Curve):
             raise InputError(
                 f"acceptance: the anchored curve ends at position {self.last_position}, the engine drafts {max_draft_len}"
             )
+        from scipy.optimize import brentq
+
         c = brentq(lambda x: tau(self._curve(x)) - self.tau, 0.02, 50.0)
         return self._curve(c)[:max_draft_len]
 

@@ -16,7 +16,6 @@ rounds of that run.
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import ndtr, ndtri
 
 from adasim.kernels import kernels
 from adasim.types import FloatArray, IntArray
@@ -83,6 +82,8 @@ class TextChain:
 
     def accept(self, threshold: float) -> FloatArray:
         """P(draft accepted | state of its token), [r, x]."""
+        from scipy.special import ndtr  # slow to import, not always needed
+
         return ndtr((threshold - self.shift) / self.scale)
 
     def round(self, thresholds: FloatArray) -> FloatArray:
@@ -156,6 +157,8 @@ def solve_thresholds(survival: FloatArray, spread: float, correlation: float, ra
         range_tokens: tokens after which that correlation has fallen to 1/e.
     """
     if not spread and not correlation:
+        from scipy.special import ndtri
+
         return ndtri(survival / np.concatenate([[1.0], survival[:-1]]))
     return _solve(tuple(survival.tolist()), spread, correlation, range_tokens).copy()
 
