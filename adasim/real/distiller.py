@@ -51,7 +51,7 @@ class Distiller:
         self.buffer, self.judge = ReplayBuffer(opd.buffer), Judge(opd.rollback_rounds)
         self.collector = Collector(self._take, opd.max_tokens, rejected=opd.positions == "all")
         self.folder = Folder(root)
-        self.folder.prepare(opd, sampling, start, target, name)
+        self.folder.prepare(opd, sampling, start, target, name, domains)
         self.command, self.check_s = [*command, str(root)], check_s
         self.process: subprocess.Popen[bytes] | None = None
         self.failed = ""  # why the trainer is gone

@@ -17,6 +17,7 @@ import os
 import select
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +70,9 @@ class Folder:
         """What the trainer prints."""
         return self.root / "trainer.log"
 
-    def prepare(self, opd: Opd, sampling: Sampling, start: Checkpoint, target: Target, name: str) -> None:
+    def prepare(
+        self, opd: Opd, sampling: Sampling, start: Checkpoint, target: Target, name: str, domains: Sequence[str]
+    ) -> None:
         """Write what a trainer needs before it starts."""
         from safetensors.torch import save_file
 
@@ -78,7 +81,7 @@ class Folder:
         frozen = {"embedding": target.embedding.cpu().contiguous(), "head": rows.cpu().clone().contiguous()}
         save_file(frozen, self.root / "frozen.safetensors")
         save_checkpoint(self.root / "base", start)
-        said = {"opd": opd.model_dump(), "sampling": sampling.model_dump(), "target": name}
+        said = {"opd": opd.model_dump(), "sampling": sampling.model_dump(), "target": name, "domains": list(domains)}
         (self.root / "settings.json").write_text(json.dumps(said, indent=1))
 
 
@@ -94,7 +97,7 @@ def serve_training(folder: Folder) -> None:
     device = torch.device(opd.device)
     base = load_checkpoint(folder.root / "base")
     frozen = load_file(folder.root / "frozen.safetensors", device=str(device))
-    teacher = _teacher(said, opd, base, frozen["embedding"].dtype, device)
+    teacher = make_teacher(said, opd, base, frozen["embedding"].dtype, device)
     trainer = OpdTrainer(opd, base, frozen["embedding"], frozen["head"], teacher, folder.alive.touch)
     done, current = 0, 0
     while not _ended():
@@ -138,9 +141,10 @@ def _version(folder: Folder, number: int, base: Checkpoint) -> Checkpoint:
     return found.checkpoint
 
 
-def _teacher(
+def make_teacher(
     said: dict[str, Any], opd: Opd, base: Checkpoint, dtype: torch.dtype, device: torch.device
 ) -> Teacher | None:
+    """What labels more blocks, where it is asked for and there is a head to learn. Args: said: ``settings.json``."""
     if opd.teacher == "none" or not base.head:
         return None
     target = load_target(said["target"], dtype, device)
