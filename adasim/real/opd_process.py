@@ -89,6 +89,12 @@ def serve_training(folder: Folder) -> None:
     """Train on each buffer that appears, and publish the result, until standard input ends."""
     from safetensors.torch import load_file
 
+
+    def tick() -> None:
+        folder.alive.touch()
+        if _ended():
+            raise SystemExit(0)
+
     said = json.loads((folder.root / "settings.json").read_text())
     opd = Opd.model_validate(said["opd"])
     if opd.cores is not None and hasattr(os, "sched_setaffinity"):
@@ -98,10 +104,10 @@ def serve_training(folder: Folder) -> None:
     base = load_checkpoint(folder.root / "base")
     frozen = load_file(folder.root / "frozen.safetensors", device=str(device))
     teacher = make_teacher(said, opd, base, frozen["embedding"].dtype, device)
-    trainer = OpdTrainer(opd, base, frozen["embedding"], frozen["head"], teacher, folder.alive.touch)
+    trainer = OpdTrainer(opd, base, frozen["embedding"], frozen["head"], teacher, tick)
     done, current = 0, 0
-    while not _ended():
-        folder.alive.touch()
+    while True:
+        tick()
         waiting = [int(p.stem) for p in folder.buffers.glob("[0-9]*.npz") if int(p.stem) > done]
         if not waiting:
             time.sleep(POLL_S)
