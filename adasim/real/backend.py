@@ -169,7 +169,7 @@ class TorchBackend(Component):
                 max_prefill_tokens=self.max_prefill_tokens,
                 forced=self.forced,
                 collector=distiller.collector if distiller else None,
-                full_verify_share=self.opd.full_verify_share if self.opd else 0.0,
+                full_verify_share=self.opd.full_verify_share if self.opd and distiller else 0.0,
                 clock=lambda: time.perf_counter() - began,
             )
             _play(engine, workload, requests, (lambda: distiller.poll(engine)) if distiller else _nothing)
@@ -183,7 +183,7 @@ class TorchBackend(Component):
     @contextmanager
     def _distiller(self, start: Any, target: Any, domains: Sequence[str], run: str) -> Iterator[Any]:
         """The serving side of distillation with its trainer; None when nothing is trained."""
-        if self.opd is None:
+        if self.opd is None or not self.opd.enabled:
             yield None
             return
         from adasim.real.distiller import Distiller

@@ -18,6 +18,7 @@ class Opd(Component):
     """Settings of on-policy distillation. Defaults: AdaFlash's (arXiv 2607.19223), unless stated.
 
     Attributes:
+        enabled: false = serve as if this were not here; for comparing with and without.
         buffer: finished requests that start a training round.
         max_tokens: prompt and output kept of one request.
         positions: of each round's block that are trained. "accepted" = 1..L+1 (default here), where the target saw
@@ -37,6 +38,7 @@ class Opd(Component):
         keep: folder that keeps the versions of each run; null = they are discarded at its end.
     """
 
+    enabled: bool = True
     loss: AnyLoss = ClippedReverseKl()
     buffer: int = Field(default=128, ge=1)
     max_tokens: int = Field(default=2048, ge=16)

@@ -89,7 +89,6 @@ def serve_training(folder: Folder) -> None:
     """Train on each buffer that appears, and publish the result, until standard input ends."""
     from safetensors.torch import load_file
 
-
     def tick() -> None:
         folder.alive.touch()
         if _ended():
