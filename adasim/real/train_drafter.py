@@ -18,7 +18,6 @@ from adasim.real.layers import Rope
 from adasim.real.optim import MixedOptimiser
 from adasim.types import Component
 
-
 RESERVED = 16  # of so many lessons one is kept for the length head
 
 
