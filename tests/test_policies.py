@@ -32,7 +32,7 @@ class FlatCost:
 
 
 def caps(**fields: Any) -> EngineCaps:
-    provides = frozenset({"survival", "accept_len", "cost", "truth"})
+    provides = frozenset({"survival", "accept_len", "margin", "cost", "truth"})
     given: dict[str, Any] = {
         "max_draft_len": 15,
         "max_running_requests": 64,
@@ -53,6 +53,7 @@ def draft(rng: np.random.Generator, draft_lens: IntArray, width: int) -> DraftVi
         survival=np.cumprod(rng.random((n, width)), axis=1, dtype=np.float64),
         accept_len=rng.normal(6, 6, n),
         truth=rng.integers(0, width + 1, n),
+        margin=rng.normal(1, 2, (n, width)),
     )
 
 

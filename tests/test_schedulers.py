@@ -11,12 +11,13 @@ from adasim.types import EngineCaps, IntArray, QueueView, RunningView, StepOutco
 from tests.build import OFF, backend, closed, simulate
 
 KINDS: list[Any] = list(get_args(get_args(AnyScheduler)[0]))
-CAPS = EngineCaps(max_draft_len=15, max_running_requests=5)
+CAPS = EngineCaps(max_draft_len=15, max_running_requests=5, provides=frozenset({"predicted_len"}))
 
 
 def queue(*blocks: int) -> QueueView:
     n = len(blocks)
-    return QueueView(np.arange(10, 10 + n), np.zeros(n), np.full(n, 8), np.array(blocks, dtype=np.int64))
+    ids, lengths = np.arange(10, 10 + n), np.arange(1.0, n + 1)
+    return QueueView(ids, np.zeros(n), np.full(n, 8), np.array(blocks, dtype=np.int64), 0.0, lengths)
 
 
 def running(*blocks: int) -> RunningView:
