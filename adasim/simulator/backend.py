@@ -179,6 +179,8 @@ class SimBackend(Component):
         admission.save()
         records = recorder.records(admission.lives)
         records.notes.extend(cost.notes)
+        if predicted is not None and "predicted_len" not in self.scheduler.needs:
+            records.notes.append(f"backend.predictor has no effect: scheduler {self.scheduler.kind} does not ask")
         return records
 
 
