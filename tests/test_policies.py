@@ -141,6 +141,9 @@ def test_head_rounds_scales_and_clamps() -> None:
     assert lens(Head(), view) == [3, 1, 4]
     assert lens(Head(rounding="floor"), view) == [2, 1, 4]
     assert lens(Head(gamma=1.4, min_verify_len=2), view) == [4, 2, 4]
+    # 2.6 is 1.6 drafts: 1 + round(1.4 x 1.6 = 2.24) against round(1.4 x 2.6 = 3.64)
+    assert lens(Head(gamma=1.4, base="drafts"), view) == [3, 1, 4]
+    assert lens(Head(gamma=0.7, base="drafts", rounding="floor"), view) == [2, 1, 4]
 
 
 def test_threshold_keeps_the_leading_confident_tokens() -> None:

@@ -1,6 +1,6 @@
 """What adaptive lengths cost and where they fail, shown on the simulated engine."""
 
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -9,6 +9,8 @@ from scipy.special import expit
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.survival import Geometric
 from adasim.errors import InputError
+from adasim.plan import load
+from adasim.policies import AnyPolicy
 from adasim.policies.base import Policy
 from adasim.policies.dspark import DSpark
 from adasim.policies.exp3 import Exp3
@@ -142,3 +144,20 @@ def test_off_is_a_trap_for_rules_that_learn_only_from_what_they_draft(policy: Po
 @pytest.mark.parametrize("policy", [SGLangThroughput(), SGLangEma(), Exp3(hold=1)], ids=lambda p: p.kind)
 def test_rules_that_keep_trying_come_back(policy: Policy) -> None:
     assert drafts_at_the_end(policy) > 2
+
+
+def test_old_confidences_hurt_most_when_a_request_is_alone() -> None:
+    """The budget of a batch averages over many requests and hardly changes; that of one is another round's luck."""
+    lost = {}
+    for concurrency in (1, 32):
+        zoo = load("policy_zoo", [f"workload.concurrency={concurrency}", "workload.requests_per_client=6"]).scenario
+        fresh, old = (zoo.backend.run(zoo.workload, DSpark(stale_steps=s, stop="best"), 0).steps for s in (0, 2))
+        tokens_per_s = [s["emitted"].sum() / s["end_s"].iloc[-1] for s in (fresh, old)]
+        lost[concurrency] = 1 - tokens_per_s[1] / tokens_per_s[0]
+    assert lost[1] > 0.04
+    assert abs(lost[32]) < 0.02
+
+
+def test_the_zoo_shows_every_rule() -> None:
+    kinds = {k.model_fields["kind"].default for k in get_args(get_args(AnyPolicy)[0])}
+    assert {p.kind for p in load("policy_zoo", ["workload.concurrency=8", "seeds=[0]"]).scenario.policies} == kinds

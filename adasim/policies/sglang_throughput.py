@@ -67,5 +67,8 @@ class SGLangThroughput(OneLength):
         """Share of requests that got as far, at every position that all verified."""
         if not len(outcome):
             return
-        for j in range(1, int(outcome.verify_lens.min())):
-            self._windows[j - 1].append(float((outcome.accepted >= j).mean()))
+        exactly = np.bincount(outcome.accepted, minlength=len(self._windows) + 1)
+        at_least = np.cumsum(exactly[::-1])[::-1] / len(outcome)
+        verified_by_all = int(outcome.verify_lens.min()) - 1
+        for window, share in zip(self._windows, at_least[1 : verified_by_all + 1].tolist(), strict=False):
+            window.append(share)
