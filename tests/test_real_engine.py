@@ -143,23 +143,27 @@ class Ragged(Policy):
 
 POLICIES = [
     Off(), Fixed(verify_len=1), Fixed(verify_len=3), Fixed(verify_len=BLOCK), Head(), Threshold(), Ragged(),
-    Head(gamma={1: 2.0, 8: 0.5}), SpecDecPP(stop_above=0.99), Tetris(drafts=9), Schedule(drafts={1: 7, 3: 2, 4: 0}),
-    Schedule(drafts={1: 3}, draft_block=True), RollingOff(window=4), SGLangEma(), Ucb1(), Exp3(),
+    Tetris(drafts=9), VllmAdaptive(interval=3, warmup_refits=1),
 ]  # fmt: skip
-COSTED = [
-    SmartSpec(off_bonus=0.5), AdaSpec(), SGLangThroughput(interval=2), DCut(), DSpark(), DSpark(stale_steps=2),
-    VllmAdaptive(interval=3, warmup_refits=1),
+LOOK_UP_OR_LEARN = [
+    Schedule(drafts={1: 7, 3: 2, 4: 0}), Schedule(drafts={1: 3}, draft_block=True), RollingOff(window=4), SGLangEma(),
+    Ucb1(), Exp3(), SGLangThroughput(interval=2), SmartSpec(off_bonus=0.5), AdaSpec(),
+]  # fmt: skip
+READ_CONFIDENCE = [
+    Head(gamma={1: 2.0, 8: 0.5}), SpecDecPP(stop_above=0.99), DCut(), DSpark(), DSpark(stale_steps=2, stop="best"),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES + COSTED, ids=lambda p: p.label)
+@pytest.mark.parametrize("policy", [*POLICIES, *LOOK_UP_OR_LEARN, *READ_CONFIDENCE], ids=lambda p: p.label)
 def test_greedy_output_is_that_of_plain_decoding(target: Target, drafter: Drafter, policy: Policy) -> None:
     texts = prompts(7)
     run = serve(target, drafter, policy, texts)
     assert run.texts == [plain(target, p, 24) for p in texts]
 
 
-@pytest.mark.parametrize("policy", [Fixed(verify_len=BLOCK), Ragged(), *POLICIES[8:12], *COSTED], ids=lambda p: p.label)
+@pytest.mark.parametrize(
+    "policy", [Fixed(verify_len=BLOCK), *POLICIES[6:], *LOOK_UP_OR_LEARN, *READ_CONFIDENCE], ids=lambda p: p.label
+)
 def test_a_perfect_drafter_changes_nothing_but_the_number_of_rounds(target: Target, policy: Policy) -> None:
     """Drafts that are often right exercise acceptance, ends inside a block and EOS among drafts."""
     texts = prompts(6)
