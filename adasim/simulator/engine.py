@@ -158,6 +158,7 @@ class Engine:
                 kv_blocks=kv_blocks,
                 context=0.0 if view is None else float(view.context_lens.mean()),
                 evicted=self.admission.evicted,
+                draft_version=self.recorder.draft_version,
             )
         )
         self.admission.evicted = 0
