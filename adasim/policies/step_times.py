@@ -11,8 +11,9 @@ class StepTimes:
     """Tables of round seconds, filled as batch sizes and contexts come up.
 
     Engines profile their rounds at start-up in the same way: at some sizes, linear in between, at captured graph
-    sizes exactly (DSpark's SPS table; vLLM PR 47808). A table holds for a batch size and contexts of about 512
-    tokens; it is made at the context at which it is first needed.
+    sizes exactly (vLLM PR 47808). DSpark's table is additive, bias + alpha(n) + theta(tokens); this one keeps how the two
+    interact. A table holds for a batch size and contexts of about 512 tokens; it is made at the context at which it is
+    first needed.
 
     Args:
         caps: the engine; its cost model answers.
