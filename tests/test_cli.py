@@ -32,6 +32,10 @@ SHRINK = {
     ],
     "azure_conv": ["--set", "sweep.workload.speed=[8]", "--set", "workload.limit=40", "--set", "seeds=[0]"],
     "smoke": [],
+    "policy_zoo": [
+        *["--set", "sweep.workload.concurrency=[8]", "--set", "workload.requests_per_client=3"],
+        *["--set", "seeds=[0]"],
+    ],
     "cpu_smollm2": [
         *["--set", "sweep.workload.concurrency=[2]", "--set", "workload.requests=4"],
         *["--set", "workload.output_len.tokens=16", "--set", "policies=[{kind: off}, {kind: head}]"],
@@ -102,10 +106,7 @@ def test_bad_input_exits_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["run", "nothing"],
-            "no scenario nothing: not a file, and not one of azure_conv, cpu_opd, ",
-        ),
+        (["run", "nothing"], "no scenario nothing: not a file, and not one of azure_conv, "),
         (["list", "colours"], "list: unknown 'colours'; allowed: scenarios, profiles, policies"),
         (["run", "smoke", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["run", "smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere: cannot be written"),

@@ -11,11 +11,16 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from adasim.calibration.roofline import RooflineCost  # noqa: E402
 from adasim.errors import InputError  # noqa: E402
 from adasim.lengths import FixedLength  # noqa: E402
+from adasim.policies.dspark import DSpark  # noqa: E402
 from adasim.policies.fixed import Fixed  # noqa: E402
 from adasim.policies.head import Head  # noqa: E402
 from adasim.policies.off import Off  # noqa: E402
+from adasim.policies.scheduler import ShortestPredicted  # noqa: E402
+from adasim.policies.smartspec import SmartSpec  # noqa: E402
+from adasim.policies.vllm_adaptive import VllmAdaptive  # noqa: E402
 from adasim.real.backend import TorchBackend  # noqa: E402
 from adasim.real.checkpoint import Checkpoint, save_checkpoint  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
@@ -53,6 +58,13 @@ def test_speculation_gives_the_text_of_plain_decoding(drafter: Path) -> None:
         assert (records.requests["status"] == "finished").all()
 
 
+def test_policies_that_ask_for_time_run_with_a_cost_model(drafter: Path) -> None:
+    fast = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), cost=RooflineCost())
+    expected = TorchBackend(target="random-tiny", dtype="float32").serve(workload(), Off(), seed=1)[1]
+    for policy in (SmartSpec(), DSpark(), VllmAdaptive(interval=2, warmup_refits=1)):
+        assert fast.serve(workload(), policy, seed=1)[1] == expected
+
+
 def test_open_arrivals_wait_for_the_clock() -> None:
     backend = TorchBackend(target="random-tiny", dtype="float32")
     arrivals = Poisson(rate_rps=50.0, requests=5, output_len=FixedLength(tokens=3), domains={"code": 1.0})
@@ -71,6 +83,10 @@ def test_forced_acceptance_is_marked(drafter: Path) -> None:
 def test_what_cannot_run_is_refused(drafter: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="accept_len"):
         TorchBackend(target="random-tiny").check_policy(Head())
+    with pytest.raises(InputError, match="smartspec needs cost; the engine provides accept_len, margin, survival"):
+        TorchBackend(target="random-tiny", drafter=str(drafter)).check_policy(SmartSpec())
+    with pytest.raises(InputError, match="scheduler shortest needs predicted_len"):
+        TorchBackend(target="random-tiny", scheduler=ShortestPredicted()).check_workload(workload(), 0)
     with pytest.raises(InputError, match="takes 8192 in all"):
         TorchBackend(target="random-tiny").run(
             Closed(concurrency=1, requests=1, output_len=FixedLength(tokens=9000), domains={"chat": 1.0}), Off(), 0

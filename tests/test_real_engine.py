@@ -10,13 +10,35 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from adasim.errors import InputError  # noqa: E402
+from adasim.policies.adaspec import AdaSpec  # noqa: E402
 from adasim.policies.base import Policy  # noqa: E402
+from adasim.policies.dcut import DCut  # noqa: E402
 from adasim.policies.driver import PolicyDriver  # noqa: E402
+from adasim.policies.dspark import DSpark  # noqa: E402
+from adasim.policies.exp3 import Exp3  # noqa: E402
 from adasim.policies.fixed import Fixed  # noqa: E402
 from adasim.policies.head import Head  # noqa: E402
 from adasim.policies.off import Off  # noqa: E402
-from adasim.policies.scheduler import EmaAdmission, Fcfs, Scheduler  # noqa: E402
+from adasim.policies.oracle import Oracle  # noqa: E402
+from adasim.policies.rolling_off import RollingOff  # noqa: E402
+from adasim.policies.schedule import Schedule  # noqa: E402
+from adasim.policies.scheduler import (  # noqa: E402
+    EmaAdmission,
+    Fcfs,
+    Scheduler,
+    ShortestPredicted,
+    SloAdmission,
+    VerifyPacking,
+)
+from adasim.policies.sglang_ema import SGLangEma  # noqa: E402
+from adasim.policies.sglang_throughput import SGLangThroughput  # noqa: E402
+from adasim.policies.smartspec import SmartSpec  # noqa: E402
+from adasim.policies.specdecpp import SpecDecPP  # noqa: E402
+from adasim.policies.tetris import Tetris  # noqa: E402
 from adasim.policies.threshold import Threshold  # noqa: E402
+from adasim.policies.ucb1 import Ucb1  # noqa: E402
+from adasim.policies.vllm_adaptive import VllmAdaptive  # noqa: E402
 from adasim.real.collect import Collector  # noqa: E402
 from adasim.real.draft import Drafter  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
@@ -25,6 +47,7 @@ from adasim.real.features import score  # noqa: E402
 from adasim.real.kv import Span  # noqa: E402
 from adasim.real.layers import Arch  # noqa: E402
 from adasim.real.length_head import make_head  # noqa: E402
+from adasim.real.proposal import leads  # noqa: E402
 from adasim.real.samples import Sample  # noqa: E402
 from adasim.real.sampling import Forced, Sampling  # noqa: E402
 from adasim.real.target import Target  # noqa: E402
@@ -80,7 +103,8 @@ def serve(
     between: Callable[[Engine], None] | None = None, domains: Sequence[str] = ("default",),
 ) -> Run:  # fmt: skip
     """Serve prompts to their end; requests take domains in turn. ``between`` is called after every step."""
-    caps = EngineCaps(BLOCK - 1, running, provides=frozenset({"survival", "accept_len"}))
+    provides = frozenset({"survival", "accept_len", "margin", "cost"})
+    caps = EngineCaps(BLOCK - 1, running, provides=provides, cost=TokenCost())
     requests = [Request(i, i % len(domains), len(p), want) for i, p in enumerate(texts)]
     admission = Admission(
         requests, np.zeros(len(texts), np.int64), scheduler or Fcfs(), memory or KvMemory(), caps
@@ -103,6 +127,13 @@ def serve(
     return Run(engine, [engine.tokens[i][len(p) :] for i, p in enumerate(texts)])
 
 
+class TokenCost:
+    """Seconds as a policy might know them from a profile."""
+
+    def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
+        return 1e-3 * (5 + 0.05 * verified + 0.01 * draft_positions)
+
+
 class Ragged(Policy):
     """Lengths and drafts that vary by request and step."""
 
@@ -115,17 +146,29 @@ class Ragged(Policy):
         return np.minimum(1 + (3 * batch.request_ids + batch.step) % BLOCK, draft.draft_lens + 1)
 
 
-POLICIES = [Off(), Fixed(verify_len=1), Fixed(verify_len=3), Fixed(verify_len=BLOCK), Head(), Threshold(), Ragged()]
+POLICIES = [
+    Off(), Fixed(verify_len=1), Fixed(verify_len=3), Fixed(verify_len=BLOCK), Head(), Threshold(), Ragged(),
+    Tetris(drafts=9), VllmAdaptive(interval=3, warmup_refits=1),
+]  # fmt: skip
+LOOK_UP_OR_LEARN = [
+    Schedule(drafts={1: 7, 3: 2, 4: 0}), Schedule(drafts={1: 3}, draft_block=True), RollingOff(window=4), SGLangEma(),
+    Ucb1(), Exp3(), SGLangThroughput(interval=2), SmartSpec(off_bonus=0.5), AdaSpec(),
+]  # fmt: skip
+READ_CONFIDENCE = [
+    Head(gamma={1: 2.0, 8: 0.5}), SpecDecPP(stop_above=0.99), DCut(), DSpark(), DSpark(stale_steps=2, stop="best"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.label)
+@pytest.mark.parametrize("policy", [*POLICIES, *LOOK_UP_OR_LEARN, *READ_CONFIDENCE], ids=lambda p: p.label)
 def test_greedy_output_is_that_of_plain_decoding(target: Target, drafter: Drafter, policy: Policy) -> None:
     texts = prompts(7)
     run = serve(target, drafter, policy, texts)
     assert run.texts == [plain(target, p, 24) for p in texts]
 
 
-@pytest.mark.parametrize("policy", [Fixed(verify_len=BLOCK), Ragged()], ids=lambda p: p.label)
+@pytest.mark.parametrize(
+    "policy", [Fixed(verify_len=BLOCK), *POLICIES[6:], *LOOK_UP_OR_LEARN, *READ_CONFIDENCE], ids=lambda p: p.label
+)
 def test_a_perfect_drafter_changes_nothing_but_the_number_of_rounds(target: Target, policy: Policy) -> None:
     """Drafts that are often right exercise acceptance, ends inside a block and EOS among drafts."""
     texts = prompts(6)
@@ -163,7 +206,9 @@ class _Oracle(Drafter):
         return logits
 
 
-@pytest.mark.parametrize("scheduler", [Fcfs(), EmaAdmission()], ids=lambda s: s.kind)
+@pytest.mark.parametrize(
+    "scheduler", [Fcfs(), EmaAdmission(), VerifyPacking(verify_tokens=64), SloAdmission()], ids=lambda s: s.kind
+)
 def test_a_small_pool_sends_requests_back_and_changes_nothing(
     target: Target, drafter: Drafter, scheduler: Scheduler
 ) -> None:
@@ -179,6 +224,18 @@ def test_a_small_pool_sends_requests_back_and_changes_nothing(
     chunks = records.requests["rounds"].sum() + sum(x.evictions for x in lives if x.tokens > 1)
     assert records.gaps["chunks"].sum() == chunks  # those who waited through an eviction are counted
     assert records.steps["kv_blocks"].max() > 20  # of 24, before spare slots are given back
+
+
+def test_what_no_real_engine_knows_is_refused(target: Target, drafter: Drafter) -> None:
+    """The truth about drafts, and a guess of how long answers will be."""
+    with pytest.raises(InputError, match="oracle needs truth; the engine provides accept_len, cost, margin, survival"):
+        serve(target, drafter, Oracle(), prompts(1))
+    with pytest.raises(InputError, match="scheduler shortest needs predicted_len"):
+        serve(target, drafter, Off(), prompts(1), scheduler=ShortestPredicted())
+
+
+def test_margins_are_the_lead_of_the_likeliest_token() -> None:
+    assert leads(torch.tensor([[1.0, 4.0, 2.5], [0.0, -1.0, -3.0]])).tolist() == [1.5, 1.0]
 
 
 def test_batch_of_one_and_no_drafter(target: Target) -> None:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.files import is_file
 from adasim.policies.base import Policy
@@ -50,6 +51,7 @@ class TorchBackend(Component):
         rows: lines of those files to use, first and last + 1.
         ignore_eos: answer until ``output_len`` whatever the model says.
         forced: accept by decree, for profiling; marked in every record.
+        cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
         opd: train the drafter while it serves, in a process of its own; null = it stays as it is.
     """
 
@@ -69,6 +71,7 @@ class TorchBackend(Component):
     rows: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     ignore_eos: bool = False
     forced: Forced | None = None
+    cost: AnyCost | None = None
     opd: Opd | None = None
 
     @model_validator(mode="after")
@@ -94,8 +97,8 @@ class TorchBackend(Component):
 
     @property
     def inputs(self) -> dict[str, Component]:
-        """No model of anything: all is measured."""
-        return {}
+        """No model decides the outcome: all is measured. A cost model only informs policies."""
+        return {} if self.cost is None else {"cost": self.cost}
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
@@ -103,12 +106,14 @@ class TorchBackend(Component):
         if self.drafter is not None:
             config = self._draft_config()
             longest = int(config["block_size"]) - 1
-            provides = {"survival"} | ({"accept_len"} if config["architectures"] == ["AdaFlashDraftModel"] else set())
+            provides = {"survival", "margin"}
+            provides |= {"accept_len"} if config["architectures"] == ["AdaFlashDraftModel"] else set()
         return EngineCaps(
             max_draft_len=longest,
             max_running_requests=self.max_running_requests,
             lag_steps=self.lag_steps,
-            provides=frozenset(provides),
+            provides=frozenset(provides | ({"cost"} if self.cost is not None else set())),
+            cost=self.cost,
         )
 
     def check_policy(self, policy: Policy) -> None:
@@ -129,6 +134,7 @@ class TorchBackend(Component):
         missing = [d for d in workload.domain_names if d not in found]
         if missing:
             raise InputError(f"workload.domains: no prompts for {', '.join(missing)}; there are {', '.join(found)}")
+        self.scheduler.check(self.caps())
         if find_spec("torch") is None:
             raise InputError("backend: kind torch needs `pip install adasim[real]`")
 

@@ -186,8 +186,9 @@ class Engine:
         needs = self.driver.policy.needs
         head = self.head if "accept_len" in needs else None
         return propose(
-            self.drafter, self.draft_kv, anchors, spans, self.sampling, self.generator, head, "survival" in needs
-        )
+            self.drafter, self.draft_kv, anchors, spans, self.sampling, self.generator, head,
+            survival="survival" in needs, margin="margin" in needs,
+        )  # fmt: skip
 
     def _verify(self, ids: list[int], proposal: Proposal, verify_lens: IntArray, whole: list[bool]) -> list[Verdict]:
         """One packed forward over anchors and the drafts to verify; keeps what was accepted."""
@@ -256,7 +257,7 @@ class Engine:
         return BatchView(step, self.clock(), self.driver.caps, batch.request[rows], batch.context[rows], queued)
 
     def _draft_view(self, proposal: Proposal, draft_lens: IntArray) -> DraftView:
-        return DraftView(draft_lens, survival=proposal.survival, accept_len=proposal.accept_len)
+        return DraftView(draft_lens, survival=proposal.survival, accept_len=proposal.accept_len, margin=proposal.margin)
 
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, device=self.target.device)
