@@ -137,7 +137,7 @@ class _TextLuck(Luck):
 
     def text(self, request: Request) -> IntArray:
         """The grade of every token: how many thresholds its hardness exceeds."""
-        length = request.output_len + self.margin
+        length = request.output_len + self.beyond
         common = self._common(request.id) if self._correlated else None
         g = hardness(self._own(request.id), common, length, *self._shape)
         power = self._powers[request.domain]
@@ -231,7 +231,7 @@ class _RecordedLuck(Luck):
         """L at every position."""
         rows = self._rows[request.domain]
         recorded = rows[int(self._choice(request.id).integers(len(rows)))]
-        return np.resize(recorded, request.output_len + self.margin).clip(max=self.margin - 1)
+        return np.resize(recorded, request.output_len + self.beyond).clip(max=self.beyond - 1)
 
     def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
         at[:] = lives[ids, BASE] + lives[ids, DONE]

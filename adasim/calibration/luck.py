@@ -14,7 +14,7 @@ from adasim.types import Component, FloatArray, IntArray, Request
 BINS_PER_TOKEN = 8
 SIGNAL_MARGIN = 6.0  # standard deviations of head noise covered beyond 0..K
 NOT_DRAWN = -1
-TOKENS, HEADS, COMMON = range(3)  # random streams of a request: its tokens, its heads, what its tokens share
+TOKENS, HEADS, COMMON, LENGTHS = range(4)  # streams of a request: tokens, heads, what tokens share, its predictor
 
 
 class HeadQuality(Component):
@@ -23,10 +23,24 @@ class HeadQuality(Component):
     The length head reports 1 + s + bias. The confidence curve is the Bayes posterior P(L >= k | s + bias)
     under the domain's own distribution of L: calibrated when ``bias`` is 0. ``noise`` and ``bias`` are in
     tokens.
+
+    The drafter's own margin carries the same look, uncalibrated: a draft of margin m, the ones before it accepted, is
+    accepted with probability sigmoid(margin_slope m + margin_intercept) (at bias 0). Published fits have slopes of
+    0.44 to 0.83 and intercepts of -0.92 to -0.14 (vLLM PR 52228, six drafters): drafters are overconfident.
     """
 
     noise: float = Field(default=2.0, ge=0.05, le=30)
     bias: float = Field(default=0.0, ge=-30, le=30)
+    margin_slope: float = Field(default=0.5, gt=0, le=10)
+    margin_intercept: float = Field(default=-0.5, ge=-10, le=10)
+
+    def margin(self, survival: FloatArray) -> FloatArray:
+        """The drafter's margins [n, K] that go with confidence curves [n, K]; at most about 20 / slope."""
+        from scipy.special import logit  # slow to import, not always needed
+
+        before = np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], axis=1)
+        sure = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
+        return (logit(sure.clip(1e-9, 1 - 1e-9)) - self.margin_intercept) / self.margin_slope
 
     def posterior(self, survival: FloatArray) -> FloatArray:
         """P(L >= k | signal bin), [bins, K], for one domain's survival curve [K]."""
@@ -60,7 +74,8 @@ class RequestRng:
 class Luck(ABC):
     """The luck of all requests of a run. A request's is drawn when somebody first looks: plain decoding needs none.
 
-    Flat: what belongs to request i's output position t is at ``base[i] + t``; between requests lies a block's margin.
+    Flat: what belongs to request i's output position t is at ``base[i] + t``; each request's part goes on for
+    ``beyond`` positions, which its last drafts may reach.
 
     Args:
         requests: all requests of the run.
@@ -71,8 +86,8 @@ class Luck(ABC):
 
     def __init__(self, requests: Sequence[Request], seed: int, head: HeadQuality, curves: list[FloatArray]) -> None:
         self._requests, self._head, self._curves = requests, head, curves
-        self.margin = curves[0].size + 1
-        ends = list(accumulate((r.output_len + self.margin for r in requests), initial=0))
+        self.beyond = curves[0].size + 1
+        ends = list(accumulate((r.output_len + self.beyond for r in requests), initial=0))
         self.base: IntArray = np.array(ends[:-1], dtype=np.int64)
         self._text = np.full(ends[-1], NOT_DRAWN, dtype=np.int16)
         self._noise, self._noise_rng = np.full(ends[-1], np.nan), RequestRng(seed, HEADS)
@@ -80,7 +95,7 @@ class Luck(ABC):
 
     @abstractmethod
     def text(self, request: Request) -> IntArray:
-        """What L is read from, small and not below 0, [output_len + margin]."""
+        """What L is read from, small and not below 0, [output_len + beyond]."""
 
     @abstractmethod
     def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
@@ -92,7 +107,7 @@ class Luck(ABC):
         if not self._read(lives, ids, at, run):
             for i in ids[self._text[self.base[ids]] == NOT_DRAWN].tolist():
                 start, request = int(self.base[i]), self._requests[i]
-                self._text[start : start + request.output_len + self.margin] = self.text(request)
+                self._text[start : start + request.output_len + self.beyond] = self.text(request)
             self._read(lives, ids, at, run)
         return at, run
 
@@ -111,6 +126,10 @@ class Luck(ABC):
         """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""
         rows = np.rint((signal - self._bins_from) * BINS_PER_TOKEN).astype(np.int64)
         return self._posterior[domains, rows.clip(0, self._posterior.shape[1] - 1)]
+
+    def margin(self, survival: FloatArray) -> FloatArray:
+        """The drafter's margins [n, K] that go with those curves."""
+        return self._head.margin(survival)
 
     @cached_property
     def _posterior(self) -> FloatArray:

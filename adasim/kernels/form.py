@@ -11,9 +11,9 @@ Int16Array = NDArray[np.int16]
 
 COLUMNS = (
     "domain", "prompt", "output", "want", "base", "status", "done", "context", "prefill_left", "held", "shared",
-    "rounds", "drafts", "verified", "accepted", "evictions", "cached",
+    "rounds", "drafts", "verified", "accepted", "evictions", "cached", "draft_version",
 )  # fmt: skip
-DOMAIN, _, _, WANT, BASE, _, DONE, CONTEXT, LEFT, HELD, SHARED, ROUNDS, DRAFTS, VERIFIED, ACCEPTED, _, _ = range(
+DOMAIN, _, _, WANT, BASE, _, DONE, CONTEXT, LEFT, HELD, SHARED, ROUNDS, DRAFTS, VERIFIED, ACCEPTED, _, _, _ = range(
     len(COLUMNS)
 )
 

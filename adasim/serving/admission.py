@@ -28,6 +28,10 @@ class Admission:
         scheduler: decides; this class checks and carries out.
         memory: size and form of the KV memory.
         caps: the engine's limits.
+        predicted_lens: guessed output tokens of each request, [requests]; None = nobody guesses.
+
+    Raises:
+        InputError: the scheduler needs what the engine does not provide.
     """
 
     def __init__(
@@ -37,9 +41,10 @@ class Admission:
         scheduler: Scheduler,
         memory: KvMemory,
         caps: EngineCaps,
+        predicted_lens: FloatArray | None = None,
     ) -> None:
         self.requests, self.lives = requests, Lives(requests, bases)
-        self.scheduler, self.caps = scheduler, caps
+        self.scheduler, self.caps, self.predicted_lens = scheduler, caps, predicted_lens
         self.pool, self.batch = KvPool(memory), Batch(self.lives)
         self.queue: deque[int] = deque()
         self.evicted = 0
@@ -49,6 +54,7 @@ class Admission:
         most = min(caps.max_running_requests, len(requests))
         self._all, self._gaps_s = np.ones(most, dtype=bool), np.empty(most)
         self.accepted, self.emitted = np.empty((2, most), dtype=np.int64)  # of the latest round
+        scheduler.check(caps)
         scheduler.start(caps)
 
     def submit(self, index: int, now_s: float) -> None:
@@ -67,9 +73,11 @@ class Admission:
         places = self.caps.max_running_requests - len(self.batch)
         if places <= 0:
             return
-        waiting = list(islice(self.queue, places))
+        waiting = list(self.queue if self.scheduler.sees_whole_queue else islice(self.queue, places))
         ids, lives = np.array(waiting, dtype=np.int64), self.lives
-        view = QueueView(ids, lives.arrival_s[ids], lives.prompt[ids], self._blocks_to_admit(ids))
+        view = QueueView(
+            ids, lives.arrival_s[ids], lives.prompt[ids], self._blocks_to_admit(ids), now_s, self._predicted(ids)
+        )
         running = RunningView(self.batch.request, self.batch.context, self.batch.held)
         chosen = self.scheduler.admit(view, running, self.pool.available, self.caps)
         names = chosen.tolist()
@@ -157,6 +165,8 @@ class Admission:
             recorder.blocks, self.accepted, self.emitted, self._gaps_s,
         )  # fmt: skip
         recorder.gaps(self._gaps_s[: len(ids)])
+        if recorder.has_versions:
+            self.lives.draft_version[ids] = recorder.draft_version
         self.pool.private -= spare
         self._complete |= complete
         return all_accepted, all_emitted
@@ -196,6 +206,12 @@ class Admission:
             shared = [self.pool.hits(h) - self.pool.idle_hits(h) for h in hashes]
             blocks -= self.pool.hash_blocks * np.array(shared, dtype=np.int64)
         return blocks
+
+    def _predicted(self, ids: IntArray) -> FloatArray | None:
+        """Guessed output tokens still to come, at least one each, [m]."""
+        if self.predicted_lens is None:
+            return None
+        return np.maximum(self.predicted_lens[ids] - self.lives.done[ids], 1.0)
 
     def _start(self, index: int, now_s: float) -> None:
         """Take memory for a request that is about to enter the batch."""

@@ -35,6 +35,7 @@ class Lives:
     verified: IntArray
     accepted: IntArray
     evictions: IntArray
+    draft_version: IntArray  # of the drafter in its last round
     cached: IntArray  # prompt tokens found in the prefix cache at first admission
     arrival_s: FloatArray  # times are NaN where it did not get that far
     admitted_s: FloatArray

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from adasim.kernels import kernels
-from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, table
+from adasim.records import BlockRecord, EventRecord, GapRecord, Records, RequestRecord, StepRecord, frame, table
 from adasim.serving.lives import STATUS, Lives
-from adasim.types import FloatArray
+from adasim.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -58,11 +58,30 @@ class Recorder:
     def __init__(self, domains: Sequence[str], block: int) -> None:
         self.domains = domains
         self.steps = Rows(StepRecord)
+        self.events: list[EventRecord] = []
         self._gaps = Rows(GapRecord)
-        self.blocks = np.zeros((len(domains), block + 1, block), dtype=np.int64)  # by domain, verify_len, accepted
+        self._shape = (len(domains), block + 1, block)
+        self._blocks: dict[int, IntArray] = {}  # by drafter version
+        self.draft_version = 0
         self._kernels = kernels()
         self._found, self._counts = np.empty(0), np.empty(0, dtype=np.int64)
         self.last_arrival_s = 0.0
+
+    @property
+    def draft_version(self) -> int:
+        """Of the drafter in use."""
+        return self._version
+
+    @draft_version.setter
+    def draft_version(self, version: int) -> None:
+        # how often a verified block had so many accepted: by domain, verify_len, accepted
+        self.blocks = self._blocks.setdefault(version, np.zeros(self._shape, dtype=np.int64))
+        self._version = version
+
+    @property
+    def has_versions(self) -> bool:
+        """Whether the drafter has changed."""
+        return len(self._blocks) > 1
 
     def gaps(self, gaps_s: FloatArray) -> None:
         """Time since each request's last chunk, [n]."""
@@ -75,14 +94,21 @@ class Recorder:
     def records(self, lives: Lives) -> Records:
         """All tables."""
         domains, status = np.array(self.domains, dtype=object), np.array(STATUS, dtype=object)
-        columns = [
+        requests = [
             np.arange(len(lives)), domains[lives.domain], status[lives.status], lives.prompt, lives.output,
             lives.arrival_s, lives.admitted_s, lives.first_token_s, lives.finish_s, lives.done, lives.rounds,
-            lives.drafts, lives.verified, lives.accepted, lives.evictions, lives.cached,
+            lives.drafts, lives.verified, lives.accepted, lives.evictions, lives.cached, lives.draft_version,
         ]  # fmt: skip
-        found = np.nonzero(self.blocks)
-        blocks = [domains[found[0]], found[1], found[2], self.blocks[found]]
+        blocks = [
+            BlockRecord(self.domains[d], v, a, int(counts[d, v, a]), version)
+            for version, counts in self._blocks.items()
+            for d, v, a in np.argwhere(counts).tolist()
+        ]
         return Records(
-            self.steps.frame(), table(RequestRecord, columns), table(BlockRecord, blocks), self._gaps.frame(),
+            self.steps.frame(),
+            table(RequestRecord, requests),
+            frame(BlockRecord, blocks),
+            self._gaps.frame(),
+            frame(EventRecord, self.events),
             self.last_arrival_s,
         )  # fmt: skip

@@ -52,6 +52,7 @@ class Engine:
         self.chunk, self.max_prefill_tokens = chunk, max_prefill_tokens
         self.batch, self.caps = admission.batch, driver.caps
         self._work, self._kernels = env.event(), kernels()
+        self._sees = driver.needs & {"survival", "accept_len", "margin", "truth"}
         self._listens = driver.listens or type(admission.scheduler).observe is not Scheduler.observe
 
     def submit(self, index: int) -> None:
@@ -108,6 +109,8 @@ class Engine:
             prefill=0 if prefill is None else prefill.total,
             prefill_context=0.0 if prefill is None else prefill.context,
             reads_head=self.driver.reads_draft,
+            drafter_loaded=self.driver.policy.loads_drafter,
+            eager=self.driver.is_eager(verify_lens),
         )
         queued, used = len(admission.queue), admission.pool.used
         yield self.env.timeout(seconds.total)
@@ -151,7 +154,7 @@ class Engine:
         steps.append(
             (
                 len(steps), start, now, decoding, queued, prefill_tokens, drafts, verified, accepted, emitted,
-                first_tokens, *seconds, kv_blocks, context, admission.evicted,
+                first_tokens, *seconds, kv_blocks, context, admission.evicted, self.recorder.draft_version,
             )
         )  # fmt: skip
         admission.evicted = 0
@@ -165,14 +168,16 @@ class Engine:
 
     def _draft(self, ids: IntArray, draft_lens: IntArray) -> tuple[IntArray, DraftView]:
         """L of every request, and what the policy may see: only what it asked for is computed, nothing else can leak."""
-        needs = self.driver.needs
-        if not needs and not np.count_nonzero(draft_lens):
+        sees = self._sees
+        if not sees and not np.count_nonzero(draft_lens):
             return constant(len(ids), 0), DraftView(draft_lens)
         lives, luck = self.admission.lives, self.luck
         at, run = luck.look_up(lives.table, ids)
-        draft = DraftView(draft_lens, truth=run if "truth" in needs else None)
-        if self.driver.reads_draft:
+        draft = DraftView(draft_lens, truth=run if "truth" in sees else None)
+        if sees - {"truth"}:
             signal = luck.signal(ids, at, run)
-            draft.accept_len = 1 + signal if "accept_len" in needs else None
-            draft.survival = luck.survival(lives.domain[ids], signal) if "survival" in needs else None
+            draft.accept_len = 1 + signal if "accept_len" in sees else None
+            survival = luck.survival(lives.domain[ids], signal) if sees & {"survival", "margin"} else None
+            draft.survival = survival if "survival" in sees else None
+            draft.margin = luck.margin(survival) if survival is not None and "margin" in sees else None
         return run, draft
