@@ -32,7 +32,7 @@ from adasim.policies.head import Head
 from adasim.policies.off import Off
 from tests.build import backend, closed, config, plan, scenario
 
-REPEATS = 5
+REPEATS = 3
 TIMEOUTS = 100_000
 KINDS = [kind.model_fields["kind"].default for kind in get_args(get_args(AnyPolicy)[0])]
 BUDGET: dict[str, Any] = {"kind": "dspark"} if "dspark" in KINDS else {"kind": "dcut", "keep_ratio": 0.3}
@@ -57,7 +57,7 @@ def timeouts_s(count: int) -> float:
 
 def rounds_share(policy: Policy, concurrency: int) -> float:
     """Rounds per second of one run, its start and its records included, over timeouts per second."""
-    tokens = 20_000 if concurrency == 1 else 1500
+    tokens = 8000 if concurrency == 1 else 800
     s = scenario(
         workload=closed(
             concurrency=concurrency, requests=4 * concurrency, output_len={"kind": "fixed", "tokens": tokens}
@@ -131,6 +131,15 @@ def row(values: list[float], at_least: float | None = None, at_most: float | Non
     return middle | {"at_least": at_least, "at_most": at_most}
 
 
+class Results(dict[str, Row]):
+    """Rows by name, printed as they come."""
+
+    def __setitem__(self, name: str, r: Row) -> None:
+        super().__setitem__(name, r)
+        target = f"at least {r['at_least']:.4g}" if r["at_least"] else f"at most {r['at_most']:g}" if r["at_most"] else ""
+        print(f"{name:66s} {r['median']:9.4f}  ({r['min']:.4f}..{r['max']:.4f})  {target}", flush=True)
+
+
 def repeated(measure: Callable[[], float], times: int = REPEATS) -> list[float]:
     """Several measurements."""
     return [measure() for _ in range(times)]
@@ -138,7 +147,7 @@ def repeated(measure: Callable[[], float], times: int = REPEATS) -> list[float]:
 
 def main() -> None:
     """Measure and print."""
-    results: dict[str, Row] = {}
+    results = Results()
     warm = scenario()
     warm.backend.run(warm.workload, Head(), 0)  # the kernels are compiled and loaded
     for concurrency, share in TARGETS.items():
@@ -162,9 +171,6 @@ def main() -> None:
         results[name] = row(repeated(lambda p=policy: linearity(p), 3), at_most=22)  # type: ignore[misc]
     workers = repeated(lambda: experiment_s(1) / experiment_s(2), 3)
     results["two workers / one worker"] = row(workers, at_least=1.7)
-    for name, r in results.items():
-        target = f"at least {r['at_least']:.4g}" if r["at_least"] else f"at most {r['at_most']:g}" if r["at_most"] else ""
-        print(f"{name:66s} {r['median']:9.4f}  ({r['min']:.4f}..{r['max']:.4f})  {target}")
     machine = f"{platform.machine()}, Python {platform.python_version()}, {platform.system()}"
     print(json.dumps({"machine": machine, "repeats": REPEATS, "ratios": results}))
 
