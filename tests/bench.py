@@ -155,7 +155,7 @@ def main() -> None:
         for policy in policies:
             name = f"rounds / SimPy timeouts, {policy.label}, concurrency {concurrency}"
             values = repeated(lambda p=policy, c=int(concurrency): rounds_share(p, c))  # type: ignore[misc]
-            results[name] = row(values, at_least=share if policy.kind in {"off", "fixed"} else None)
+            results[name] = row(values, at_least=share)
     for raw in ({"kind": "off"}, {"kind": "head"}, BUDGET):
         process(raw, 300)  # warm caches of files
         seconds, memory = [], []
