@@ -3,7 +3,7 @@
 All but ``backlog`` take records already cut to the measured window; rates divide by the window's length.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import TYPE_CHECKING, Literal
 
@@ -61,7 +61,7 @@ def cut(records: Records, part: Window) -> Records:
     else:
         counts = (requests["finish_s"] > part.start_s) & (requests["finish_s"] <= part.end_s)
     gaps = records.gaps[records.gaps["step"].isin(steps["step"])]
-    return Records(steps, requests[counts], records.blocks, gaps, records.last_arrival_s, records.notes)
+    return replace(records, steps=steps, requests=requests[counts], gaps=gaps)
 
 
 def output_tok_s(records: Records, part: Window) -> float:

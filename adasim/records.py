@@ -32,6 +32,7 @@ class StepRecord(NamedTuple):
     kv_blocks: int  # in use while it ran, reservations and prefix cache included
     context: float  # mean context of the decoding requests, tokens
     evicted: int  # requests sent back to the queue
+    draft_version: int = 0  # drafter in use; 0 = as loaded
 
 
 class RequestRecord(NamedTuple):
@@ -72,6 +73,39 @@ class GapRecord(NamedTuple):
     chunks: int
 
 
+class VersionRecord(NamedTuple):
+    """One drafter version in one domain; version 0 = as loaded. Times are NaN where it did not get that far."""
+
+    version: int
+    parent: int  # version that training began from
+    outcome: str  # training, ready, in use, replaced, rolled back, or discarded (its parent was rolled back)
+    began_s: float
+    ready_s: float
+    loaded_s: float  # first load
+    samples: int  # requests it was trained on
+    fresh: int  # of them never trained on before
+    tokens: int  # tokens it was trained on, once an epoch
+    gpus: int  # of the trainer alone; 0 = it shares the engine's
+    gpu_s: float  # GPU-seconds its training took
+    taken_s: float  # of them taken from steps of the engine, whose overhead they are
+    domain: str
+    share: float  # of its training
+    tau: float  # of full blocks in this domain, true to the model
+    head_bias: float  # tokens that its length head reports too much
+
+
+class EventRecord(NamedTuple):
+    """Something that happened to the drafter or the traffic."""
+
+    at_s: float
+    kind: str  # loaded, rolled back, alarm, drift
+    draft_version: int  # in use after it
+    domain: str  # "" = all
+    finished: int  # requests finished so far
+    value: float  # loaded: seconds the engine stood still; rolled back: change of tau; otherwise NaN
+    says: str
+
+
 @dataclass(slots=True)
 class Records:
     """All tables of one run, and when its source of requests ran dry."""
@@ -82,11 +116,15 @@ class Records:
     gaps: "pd.DataFrame"  # GapRecord columns
     last_arrival_s: float
     notes: list[str] = field(default_factory=list)  # what a report must say: extrapolations, estimates
+    versions: "pd.DataFrame | None" = None  # VersionRecord columns, where the drafter learns
+    events: "pd.DataFrame | None" = None  # EventRecord columns, where drafter or traffic are watched
 
     def write(self, folder: Path) -> None:
         """One Parquet file a table, the same bytes for the same records."""
-        for name in ("steps", "requests", "blocks", "gaps"):
-            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
+        for name in ("steps", "requests", "blocks", "gaps", "versions", "events"):
+            table = getattr(self, name)
+            if table is not None:
+                table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
 
 
 def frame(kind: type[NamedTuple], rows: Sequence[tuple[object, ...]]) -> "pd.DataFrame":

@@ -2,26 +2,32 @@
 
 from collections.abc import Callable
 from functools import partial
+from math import nan
 from typing import Literal, Self
 
 import simpy
 from pydantic import Field, PrivateAttr, model_validator
 
-from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
+from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance, CurveAcceptance, Luck
+from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
+from adasim.calibration.versioned import VersionedLuck
 from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
-from adasim.records import Records
-from adasim.serving.admission import Admission
+from adasim.records import EventRecord, Records, VersionRecord, frame
+from adasim.serving.admission import Admission, Life
 from adasim.serving.kv import KvMemory
 from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
+from adasim.simulator.learning import Learning
+from adasim.simulator.monitor import Monitor
+from adasim.simulator.trainer import Trainer
 from adasim.types import Component, EngineCaps, Request
-from adasim.workload import Closed, Workload
+from adasim.workload import Closed, Drift, Workload
 
 
 class SimBackend(Component):
@@ -37,6 +43,8 @@ class SimBackend(Component):
         lag_steps: rounds after which a policy sees an outcome.
         chunked_prefill: prefill tokens mixed into each step; null = prefills are steps of their own.
         max_prefill_tokens: prompt tokens of one such step.
+        learning: online distillation of the drafter; null = it stays as loaded.
+        alarm: watches tau; null = nobody does.
     """
 
     kind: Literal["sim"] = "sim"
@@ -51,6 +59,8 @@ class SimBackend(Component):
     max_prefill_tokens: int | None = Field(default=None, ge=1)
     kv: KvMemory = KvMemory()
     scheduler: AnyScheduler = Fcfs()
+    learning: Learning | None = None
+    alarm: Alarm | None = None
     _profile: Profile | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -125,6 +135,8 @@ class SimBackend(Component):
             partial(self._cost().check_batches, smallest, largest),
             partial(self.kv.check, requests, self.max_draft_len + 1),
         ]
+        if self.learning is not None:
+            checks.append(partial(self.learning.check, acceptance, workload.domain_names, self.max_draft_len))
         problems: list[str] = []
         for check in checks:
             try:
@@ -147,11 +159,21 @@ class SimBackend(Component):
         requests = workload.generate(seed)
         cost = self._cost()
         driver = PolicyDriver(policy, self.caps())
-        luck = self._acceptance().luck(requests, workload.domain_names, seed, self.max_draft_len)
-        recorder = Recorder(workload.domain_names, self.max_draft_len + 1)
+        domains = workload.domain_names
+        luck = self._luck(requests, domains, seed)
+        recorder = Recorder(domains, self.max_draft_len + 1)
         admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps)
         env = simpy.Environment()
         source = _Source(env, workload, requests)
+        trainer, monitor = None, None
+        if isinstance(luck, VersionedLuck) and self.learning is not None:
+            trainer = Trainer(env, self.learning, luck, admission, domains, seed)
+            source.watchers.append(trainer.on_finish)
+            if self.learning.trains:
+                env.process(trainer.run())
+        if self.alarm is not None:
+            monitor = Monitor(self.alarm, admission.lives, domains, trainer)
+            source.watchers.append(monitor.on_finish)
         engine = Engine(
             env,
             admission,
@@ -162,6 +184,7 @@ class SimBackend(Component):
             chunk=self.chunked_prefill,
             max_prefill_tokens=self.max_prefill_tokens or 16384,
             on_finish=source.on_finish,
+            trainer=trainer,
         )
         source.start(engine)
         env.process(engine.run())
@@ -169,7 +192,38 @@ class SimBackend(Component):
         admission.save()
         records = recorder.records(admission.lives)
         records.notes.extend(cost.notes)
+        if trainer is not None:
+            records.versions = frame(VersionRecord, trainer.records())
+        if trainer is not None or monitor is not None:
+            events: list[EventRecord] = [*_drifts(workload, admission.lives), *(trainer.events if trainer else ())]
+            events += monitor.events if monitor else ()
+            events.sort(key=lambda event: event.at_s)
+            records.events = frame(EventRecord, events)
         return records
+
+    def _luck(self, requests: list[Request], domains: list[str], seed: int) -> Luck | VersionedLuck:
+        model = self._acceptance()
+        if self.learning is None:
+            return model.luck(requests, domains, seed, self.max_draft_len)
+        assert isinstance(model, CurveAcceptance)  # checked with the workload
+        knows_text = self.learning.head.knows == "text"
+        return VersionedLuck(model, requests, domains, seed, self.max_draft_len, heads_know_text=knows_text)
+
+
+def _drifts(workload: Workload, lives: list[Life]) -> list[EventRecord]:
+    """When the workload's mix began to change: at its drift points after the first, if they were reached."""
+    if not isinstance(workload.domains, Drift) or workload.domains.kind == "periodic":
+        return []
+    events = []
+    for point in workload.domains.points[1:]:
+        progress = [float(i) if workload.clients is not None else x.request.arrival_s for i, x in enumerate(lives)]
+        after = [x for p, x in zip(progress, lives, strict=True) if p >= point.at and x.status != "dropped"]
+        if after:
+            at_s = min(x.arrival_s for x in after)
+            finished = sum(x.finish_s <= at_s for x in lives)
+            mix = ", ".join(f"{name} {weight:g}" for name, weight in sorted(point.mix.items()) if weight)
+            events.append(EventRecord(at_s, "drift", 0, "", finished, nan, f"mix {mix}"))
+    return events
 
 
 class _Source:
@@ -180,6 +234,7 @@ class _Source:
         self.requests, self.sent, self.finished = requests, 0, 0
         self.drain = workload.drain if isinstance(workload, Closed) else True
         self.over = env.event()
+        self.watchers: list[Callable[[int], None]] = []  # of finished requests
 
     def start(self, engine: Engine) -> None:
         self.engine = engine
@@ -191,6 +246,8 @@ class _Source:
 
     def on_finish(self, index: int) -> None:
         self.finished += 1
+        for watch in self.watchers:
+            watch(index)
         if self.clients is not None:
             self._send()
         if self.finished == len(self.requests):
