@@ -80,8 +80,8 @@ def test_a_version_serves_only_after_it_was_trained_and_loaded() -> None:
     begun = table[1:].dropna(subset=["loaded_s"])
     assert (begun["began_s"] < begun["ready_s"]).all()
     assert (begun["ready_s"] <= begun["loaded_s"]).all()
-    for version, part in records.steps.groupby("draft_version"):
-        assert part["start_s"].min() >= table.loc[version, "loaded_s"]
+    first_s = records.steps.groupby("draft_version")["start_s"].min()
+    assert (first_s >= table["loaded_s"].loc[first_s.index]).all()
     assert (np.diff(records.steps["draft_version"]) >= 0).all()
 
 
@@ -177,16 +177,16 @@ def test_a_spoilt_version_is_rolled_back() -> None:
     bad = int(back["draft_version"])
     ancestors = [bad]
     while ancestors[-1]:
-        ancestors.append(int(table.loc[ancestors[-1], "parent"]))
+        ancestors.append(int(table["parent"][ancestors[-1]]))
     assert 3 in ancestors  # itself, or the first loaded one that was trained from it
     assert back["value"] < 0
-    assert table.loc[bad, "outcome"] == "rolled back"
+    assert table["outcome"][bad] == "rolled back"
     after = records.steps[records.steps["start_s"] > back["at_s"] + 0.01]
     good = int(after["draft_version"].iloc[0])
     assert good < 3
     later = table[table["loaded_s"] > back["at_s"]]
     assert len(later) > 0
-    assert (later["tau"] > 0.9 * table.loc[0, "tau"]).all()  # nothing trained from the bad one is ever used
+    assert (later["tau"] > 0.9 * table["tau"][0]).all()  # nothing trained from the bad one is ever used
 
 
 def test_sound_versions_stay() -> None:

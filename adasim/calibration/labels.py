@@ -25,14 +25,11 @@ def labels(kind: Label, run: IntArray, verify_lens: IntArray, block: int) -> Flo
         verify_lens: tokens verified, the anchor counted, [n].
         block: positions of a full block, the anchor counted.
     """
-    if kind in {"full_block", "full_verify"}:
-        return run + 1.0
-    accepted = np.minimum(run, verify_lens - 1)
-    if kind == "emitted":
-        return accepted + 1.0
-    if kind == "accepted":
-        return accepted.astype(np.float64)
-    return np.asarray(block * accepted / verify_lens, dtype=np.float64)
+    whole = kind in {"full_block", "full_verify"}
+    told = (run if whole else np.minimum(run, verify_lens - 1)).astype(np.float64)
+    if kind == "accepted_of_predicted":
+        return block * told / verify_lens
+    return told if kind == "accepted" else told + 1
 
 
 def expected_label(kind: Label, survival: FloatArray, verify_len: int) -> float:
