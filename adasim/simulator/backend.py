@@ -24,7 +24,7 @@ from adasim.serving.kv import KvMemory
 from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
 from adasim.simulator.learning import Learning
-from adasim.simulator.monitor import Monitor
+from adasim.simulator.monitor import Finished, Monitor
 from adasim.simulator.trainer import Trainer
 from adasim.types import Component, EngineCaps, Request
 from adasim.workload import Closed, Drift, Workload
@@ -87,8 +87,8 @@ class SimBackend(Component):
 
     @property
     def inputs(self) -> dict[str, Component]:
-        """Models given in the scenario instead of a profile."""
-        given = {"cost": self.cost, "acceptance": self.acceptance}
+        """Models given in the scenario instead of a profile, or beside it."""
+        given = {"cost": self.cost, "acceptance": self.acceptance, "learning": self.learning, "alarm": self.alarm}
         return {name: model for name, model in given.items() if model is not None}
 
     def _cost(self) -> CostModel:
@@ -164,15 +164,16 @@ class SimBackend(Component):
         recorder = Recorder(domains, self.max_draft_len + 1)
         admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps)
         env = simpy.Environment()
-        source = _Source(env, workload, requests)
+        source = _Source(env, workload, requests, admission)
         trainer, monitor = None, None
         if isinstance(luck, VersionedLuck) and self.learning is not None:
-            trainer = Trainer(env, self.learning, luck, admission, domains, seed)
+            tokens = partial(_context_tokens, admission)
+            trainer = Trainer(env, self.learning, luck, len(requests), domains, seed, tokens)
             source.watchers.append(trainer.on_finish)
             if self.learning.trains:
                 env.process(trainer.run())
         if self.alarm is not None:
-            monitor = Monitor(self.alarm, admission.lives, domains, trainer)
+            monitor = Monitor(self.alarm, domains, lambda: trainer.in_use.number if trainer else 0)
             source.watchers.append(monitor.on_finish)
         engine = Engine(
             env,
@@ -193,6 +194,7 @@ class SimBackend(Component):
         records = recorder.records(admission.lives)
         records.notes.extend(cost.notes)
         if trainer is not None:
+            records.notes.extend(trainer.learning.notes)
             records.versions = frame(VersionRecord, trainer.records())
         if trainer is not None or monitor is not None:
             events: list[EventRecord] = [*_drifts(workload, admission.lives), *(trainer.events if trainer else ())]
@@ -208,6 +210,18 @@ class SimBackend(Component):
         assert isinstance(model, CurveAcceptance)  # checked with the workload
         knows_text = self.learning.head.knows == "text"
         return VersionedLuck(model, requests, domains, seed, self.max_draft_len, heads_know_text=knows_text)
+
+
+def _context_tokens(admission: Admission) -> int:
+    """Tokens of all running requests."""
+    return int(admission.batch.context.sum())
+
+
+def _finished(admission: Admission, index: int) -> Finished:
+    """A request that has just left."""
+    life = admission.lives[index]
+    tokens = life.request.prompt_len + life.tokens
+    return Finished(index, life.request.domain, tokens, life.rounds, life.accepted, life.finish_s)
 
 
 def _drifts(workload: Workload, lives: list[Life]) -> list[EventRecord]:
@@ -229,12 +243,12 @@ def _drifts(workload: Workload, lives: list[Life]) -> list[EventRecord]:
 class _Source:
     """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
 
-    def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request]) -> None:
-        self.env, self.clients = env, workload.clients
+    def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request], admission: Admission) -> None:
+        self.env, self.clients, self.admission = env, workload.clients, admission
         self.requests, self.sent, self.finished = requests, 0, 0
         self.drain = workload.drain if isinstance(workload, Closed) else True
         self.over = env.event()
-        self.watchers: list[Callable[[int], None]] = []  # of finished requests
+        self.watchers: list[Callable[[Finished], None]] = []
 
     def start(self, engine: Engine) -> None:
         self.engine = engine
@@ -247,7 +261,7 @@ class _Source:
     def on_finish(self, index: int) -> None:
         self.finished += 1
         for watch in self.watchers:
-            watch(index)
+            watch(_finished(self.admission, index))
         if self.clients is not None:
             self._send()
         if self.finished == len(self.requests):

@@ -130,7 +130,8 @@ class Engine:
         )
         if self.trainer is not None:
             seconds = self.trainer.share(seconds)
-            self.trainer.observe(view.request_ids, batch.domain[rows], at, verify_lens)
+            reports = 1 + self.luck.signal[at]
+            self.trainer.observe(view.request_ids, batch.domain[rows], truth, reports, verify_lens)
         queued, used = len(self.admission.queue), self.admission.pool.used
         yield self.env.timeout(seconds.total)
 

@@ -116,6 +116,16 @@ class Learning(Component):
         if problems:
             raise InputError(*problems)
 
+    @property
+    def notes(self) -> list[str]:
+        """What a report must say."""
+        if not self.trains:
+            return []
+        return [
+            "online distillation: asymptotes follow published tau; how fast a drafter learns and forgets, how its head "
+            "follows, and how long training takes are assumptions of the scenario, not measurements"
+        ]
+
     def work_s(self, tokens: int) -> float:
         """GPU-seconds of a round over ``tokens`` tokens."""
         return self.setup_s + 1e-6 * self.token_us * self.epochs * tokens

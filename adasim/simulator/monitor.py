@@ -1,14 +1,29 @@
 """Watches the tau of finished requests and notes when it has moved."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import nan
+from typing import NamedTuple
 
 from adasim.calibration.alarm import Alarm
 from adasim.records import EventRecord
-from adasim.serving.admission import Life
-from adasim.simulator.trainer import Trainer
 
 ALL = -1
+
+
+class Finished(NamedTuple):
+    """What there is to know of a request that is done."""
+
+    request: int
+    domain: int
+    tokens: int  # prompt and output
+    rounds: int
+    accepted: int  # drafts, what its end cut off included
+    finish_s: float
+
+    @property
+    def tau(self) -> float:
+        """Tokens per round, what its end cut off included."""
+        return 1 + self.accepted / self.rounds
 
 
 class Monitor:
@@ -16,32 +31,26 @@ class Monitor:
 
     Args:
         alarm: when to alarm.
-        lives: of all requests.
         domains: names.
-        trainer: whose version an alarm is noted with.
+        version: says which drafter version is in use.
     """
 
-    def __init__(self, alarm: Alarm, lives: Sequence[Life], domains: Sequence[str], trainer: Trainer | None) -> None:
-        self.alarm, self.lives, self.domains, self.trainer = alarm, lives, domains, trainer
-        watched = {"all": [ALL], "domain": list(range(len(domains))), "both": [ALL, *range(len(domains))]}[alarm.watch]
-        if alarm.watch == "both" and len(domains) == 1:
-            watched = [ALL]
+    def __init__(self, alarm: Alarm, domains: Sequence[str], version: Callable[[], int]) -> None:
+        self.domains, self.version = domains, version
+        each = list(range(len(domains)))
+        watched = {"all": [ALL], "domain": each, "both": [ALL, *each] if len(each) > 1 else [ALL]}[alarm.watch]
         self.charts = {d: alarm.chart() for d in watched}
         self.events: list[EventRecord] = []
-        self.finished = 0
+        self._finished = 0
 
-    def on_finish(self, index: int) -> None:
+    def on_finish(self, done: Finished) -> None:
         """A request is done."""
-        life = self.lives[index]
-        self.finished += 1
-        if not life.rounds:
+        self._finished += 1
+        if not done.rounds:
             return
-        for domain in (ALL, life.request.domain):
-            if domain not in self.charts:
-                continue
-            direction = self.charts[domain](1 + life.accepted / life.rounds)
+        for domain in (ALL, done.domain):
+            direction = self.charts[domain](done.tau) if domain in self.charts else None
             if direction is not None:
                 name = "" if domain == ALL else self.domains[domain]
-                version = 0 if self.trainer is None else self.trainer.in_use.number
                 says = f"tau{f' of {name}' if name else ''} {direction}"
-                self.events.append(EventRecord(life.finish_s, "alarm", version, name, self.finished, nan, says))
+                self.events.append(EventRecord(done.finish_s, "alarm", self.version(), name, self._finished, nan, says))
