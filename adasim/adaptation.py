@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 LATE = 0.2  # share of a run's tokens, the last ones, that show where it ended up
 BINS = 40
+FEW = 5  # a bin with fewer requests shows nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +22,7 @@ class Timeline:
 
     policy: str
     place: str
-    tau: "pd.DataFrame"  # domain, at_s, tau; domain "" = all
+    tau: "pd.DataFrame"  # domain, at_s, tau (NaN: hardly any requests); domain "" = all
     events: "pd.DataFrame"  # EventRecord columns
 
 
@@ -95,7 +96,9 @@ def timeline(requests: "pd.DataFrame", policy: str, place: str, events: "pd.Data
         at = np.searchsorted(edges, part["finish_s"].to_numpy(), side="left").clip(1) - 1
         tokens = np.bincount(at, weights=part["tokens"] - 1, minlength=BINS)
         rounds = np.bincount(at, weights=part["rounds"], minlength=BINS)
-        rows += [(domain, middle[i], tokens[i] / rounds[i]) for i in np.flatnonzero(rounds)]
+        shown = np.bincount(at, minlength=BINS) >= FEW
+        taus = np.divide(tokens, rounds, out=np.full(BINS, nan), where=shown)
+        rows += [(domain, middle[i], taus[i]) for i in range(BINS)]
     return Timeline(policy, place, pd.DataFrame(rows, columns=["domain", "at_s", "tau"]), events)
 
 
@@ -125,9 +128,11 @@ def paybacks(trials: "pd.DataFrame", point: list[str], *, open_loop: bool) -> "p
 
     Columns: policy, the point, seed; ``throughput`` and ``tpot`` over those of the frozen drafter; ``trainer_share`` and
     ``reserved_share`` GPU-seconds of training, and GPU-seconds for which trainer GPUs were held, per serving GPU-second;
-    ``payback`` and ``payback_reserved``, see :func:`payback`; ``repaid_after_s``, see :func:`repaid_after_s`. The last
-    three are NaN where training took time from steps of an open loop: a slower engine batches more, and the saving of
-    that is not training's; the last one wherever it took time from steps, as what the end saves is then unknown.
+    ``payback`` and ``payback_reserved``, see :func:`payback`; ``late_saving`` the share of serving GPU-seconds saved at
+    the end of the run; ``engines`` that must share one trainer for that saving to pay for the GPUs it holds;
+    ``repaid_after_s``, see :func:`repaid_after_s`. Where training took time from steps, the last three are NaN (what it
+    took is in the end's seconds too), and in open loops ``payback`` as well: a slower engine batches more, and what
+    that saves is not training's.
 
     Empty where no loss was swept with "frozen" among its values.
     """
@@ -145,18 +150,22 @@ def paybacks(trials: "pd.DataFrame", point: list[str], *, open_loop: bool) -> "p
     for _, r in both.iterrows():
         frozen_s = nan if open_loop and r["trainer_taken_s"] else r["serving_gpu_s_frozen"] / r["tokens_frozen"]
         saved_s = frozen_s * r["tokens"] - r["serving_gpu_s"]
-        saving = 1e-6 * (r["late_serving_us_per_token_frozen"] - r["late_serving_us_per_token"])
-        saving = nan if r["trainer_taken_s"] else saving * r["tokens"] / r["wall_s"]
+        late = nan if r["trainer_taken_s"] else r["late_serving_us_per_token"]
+        saving = (r["late_serving_us_per_token_frozen"] - late) / r["late_serving_us_per_token_frozen"]
+        saved_per_s = 1e-6 * (r["late_serving_us_per_token_frozen"] - late) * r["tokens"] / r["wall_s"]
+        held = r["trainer_reserved_s"] / r["serving_gpu_s"]
         rows.append(
             {k: r[k] for k in [*keys, loss]}
             | {
                 "throughput": r["output_tok_s"] / r["output_tok_s_frozen"] - 1,
                 "tpot": r["tpot_p50_ms"] / r["tpot_p50_ms_frozen"] - 1,
                 "trainer_share": r["trainer_gpu_s"] / r["serving_gpu_s"],
-                "reserved_share": r["trainer_reserved_s"] / r["serving_gpu_s"],
+                "reserved_share": held,
                 "payback": payback(frozen_s, r["serving_gpu_s"], r["tokens"], r["trainer_gpu_s"]),
                 "payback_reserved": payback(frozen_s, r["serving_gpu_s"], r["tokens"], r["trainer_reserved_s"]),
-                "repaid_after_s": repaid_after_s(saved_s, r["trainer_gpu_s"], saving),
+                "late_saving": saving,
+                "engines": nan if isnan(saving) else held / saving if saving > 0 else inf,
+                "repaid_after_s": repaid_after_s(saved_s, r["trainer_gpu_s"], saved_per_s),
             }
         )
     return pd.DataFrame(rows)

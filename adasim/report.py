@@ -281,25 +281,28 @@ def _adaptation_tables(tables: Tables, design: Design) -> list[Table]:
     """Whether training pays back, and what the alarms saw."""
     shown, places = [], _short(design.point)
     if len(tables.payback):
-        shares = ("trainer_share", "reserved_share", "payback", "payback_reserved")
         rows = [
             [
                 str(r["policy"]),
                 *(str(r[p]) for p in design.point),
                 *(_percent(r[m], r[f"{m}_hw"]) for m in ("throughput", "tpot")),
-                *(_number(r[m], r[f"{m}_hw"]) for m in shares),
+                *(_number(r[m], r[f"{m}_hw"]) for m in ("trainer_share", "reserved_share", "payback")),
+                _percent(r["late_saving"], r["late_saving_hw"]),
+                "never" if r["engines"] == inf else _number(r["engines"], nan),
                 _repaid(r["repaid_after_s"]),
             ]
             for _, r in tables.payback.iterrows()
         ]
-        head = ["tok/s", "TPOT p50", "training / serving", "held / serving", "saved / training", "saved / held"]
+        head = ["tok/s", "TPOT p50", "training / serving", "held / serving", "saved / training", "saved at the end"]
+        head += ["engines a trainer", "repaid after"]
         note = (
             "Against the frozen drafter: output tokens/s and TPOT; GPU-seconds of training, and for which the trainer's "
-            "own GPUs were held, per GPU-second of serving; serving GPU-seconds saved per GPU-second of training, or "
-            "held. Above 1 training has paid back within the run; below, 1 / that many engines with the same traffic "
-            "must share one trainer. Last: how long serving must go on at the end's saving, without further training."
+            "own GPUs were held, per GPU-second of serving; serving GPU-seconds saved per GPU-second of training (above "
+            "1 it has paid back within the run), and the share saved in the run's last fifth of tokens. At that saving, "
+            "so many engines with the same traffic must share one trainer to pay for the GPUs it holds, or serving must "
+            "go on for so long without further training. Worst seed in the last two."
         )
-        shown.append(Table("Does training pay back?", ["policy", *places, *head, "repaid after"], rows, note))
+        shown.append(Table("Does training pay back?", ["policy", *places, *head], rows, note))
     if "alarms" in tables.summary:
         counts = ("versions_loaded", "rollbacks", "alarms", "alarms_before_drift", "drifts", "drifts_missed")
         known = [c for c in (*counts, "alarm_delay_s", "alarm_delay_requests") if c in tables.summary]

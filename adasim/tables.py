@@ -130,17 +130,18 @@ def summarise(trials: pd.DataFrame, design: Design) -> pd.DataFrame:
 
 
 def summarise_paybacks(trials: pd.DataFrame, design: Design) -> pd.DataFrame:
-    """Mean and ``_hw`` half-width over seeds of :func:`adasim.adaptation.paybacks`; the longest time to repay."""
+    """Mean and ``_hw`` half-width over seeds of :func:`adasim.adaptation.paybacks`; most engines, longest time."""
     runs = paybacks(trials, design.point, open_loop=design.speed is not THROUGHPUT)
     if runs.empty:
         return runs
     rows = []
     for key, part in runs.groupby(["policy", *design.point], sort=False, dropna=False):
         row = dict(zip(["policy", *design.point], key, strict=True))
-        for name in ("throughput", "tpot", "trainer_share", "reserved_share", "payback", "payback_reserved"):
+        names = ("throughput", "tpot", "trainer_share", "reserved_share", "payback", "payback_reserved", "late_saving")
+        for name in names:
             numbers = part[name].to_numpy(dtype=float)
             row |= {name: float(np.mean(numbers)), f"{name}_hw": half_width(numbers)}
-        rows.append(row | {"repaid_after_s": float(part["repaid_after_s"].max())})
+        rows.append(row | {name: float(part[name].max()) for name in ("engines", "repaid_after_s")})
     return pd.DataFrame(rows)
 
 

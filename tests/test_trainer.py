@@ -85,6 +85,20 @@ def test_a_version_serves_only_after_it_was_trained_and_loaded() -> None:
     assert (np.diff(records.steps["draft_version"]) >= 0).all()
 
 
+def test_requests_in_flight_can_stay_with_their_version() -> None:
+    """As if nothing had been loaded, until they finish; or at once with the new one."""
+    spoilt = {**QUICK, "faults": {1: 0.6}}
+    frozen = learned({"loss": "frozen"}).requests
+    kept, moved = (learned({**spoilt, "in_flight": f}) for f in ("old", "new"))
+    for records in (kept, moved):
+        loaded_s = events(records, "loaded")["at_s"].iloc[0]
+        r = records.requests
+        flying = r[(r["first_token_s"] < loaded_s) & (r["finish_s"] > loaded_s + 0.03)].index
+        assert len(flying) >= 2
+        more = r.loc[flying, "rounds"] - frozen.loc[flying, "rounds"]
+        assert (more == 0).all() if records is kept else (more >= 0).all() and more.sum() > 0
+
+
 def test_a_shared_gpu_does_one_thing_at_a_time() -> None:
     """While serving is busy all training is taken from its steps: a third of the GPU makes a step half as long again."""
     shared = learned({**QUICK, "shared": 1 / 3}, closed(requests=200, drain=False))
@@ -358,8 +372,10 @@ def test_payback_compares_with_the_frozen_drafter_of_the_same_run() -> None:
     assert (row["throughput"], row["tpot"]) == (0.25, 0.0)
     assert (row["trainer_share"], row["reserved_share"]) == (0.5, 1.0)
     assert (row["payback"], row["payback_reserved"]) == (0.5, 0.25)  # 20 s frozen, 16 s now: 4 s for 8 s, held 16 s
+    assert row["late_saving"] == pytest.approx(0.25)
+    assert row["engines"] == pytest.approx(1.0 / 0.25)
     assert row["repaid_after_s"] == pytest.approx(4 / (2.5e-3 * 100))
     shared = trials.assign(trainer_taken_s=[0.0, 3.0])
     (row,) = adaptation.paybacks(shared, ["b.learning.loss"], open_loop=True).to_dict("records")
-    assert np.isnan(row["payback"])
+    assert np.isnan([row["payback"], row["engines"], row["repaid_after_s"]]).all()
     assert adaptation.paybacks(trials, ["x"], open_loop=False).empty
