@@ -36,6 +36,17 @@ SHRINK = {
         *["--set", "sweep.workload.concurrency=[2]", "--set", "workload.requests=4"],
         *["--set", "workload.output_len.tokens=16", "--set", "policies=[{kind: off}, {kind: head}]"],
     ],
+    "drift_opd": [
+        *["--set", "workload.requests=90", "--set", "workload.output_len={kind: fixed, tokens: 24}"],
+        *["--set", "workload.domains.points.1.at=30", "--set", "workload.domains.points.2.at=60"],
+        *["--set", "sweep.backend.learning.loss=[frozen, adaflash]", "--set", "backend.learning.buffer=8"],
+        *["--set", "seeds=[0]", "--set", "policies=[{kind: off}, {kind: fixed}, {kind: head}]"],
+    ],
+    "opd_low_traffic": [
+        *["--set", "workload.requests=40", "--set", "workload.output_len={kind: fixed, tokens: 24}"],
+        *["--set", "sweep.workload.rate_rps=[4.0]", "--set", "sweep.backend.learning.refresh=[4, 8]"],
+        *["--set", "backend.learning.buffer=8", "--set", "seeds=[0]", "--set", "policies=[{kind: off}, {kind: fixed}]"],
+    ],
 }
 
 
@@ -95,7 +106,10 @@ def test_bad_input_exits_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nothing"], "no scenario nothing: not a file, and not one of azure_conv, cpu_smollm2, dcut_h20, smoke"),
+        (
+            ["run", "nothing"],
+            "no scenario nothing: not a file, and not one of azure_conv, cpu_smollm2, dcut_h20, drift_opd, ",
+        ),
         (["list", "colours"], "list: unknown 'colours'; allowed: scenarios, profiles, policies"),
         (["run", "smoke", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["run", "smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere: cannot be written"),
