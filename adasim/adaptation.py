@@ -22,7 +22,7 @@ class Timeline:
 
     policy: str
     place: str
-    tau: "pd.DataFrame"  # domain, at_s, tau (NaN: hardly any requests); domain "" = all
+    tau: "pd.DataFrame"  # domain, time_s, tau (NaN: hardly any requests); domain "" = all
     events: "pd.DataFrame"  # EventRecord columns
 
 
@@ -31,7 +31,7 @@ def summary(records: Records) -> dict[str, float]:
     row: dict[str, float] = {}
     if records.versions is not None:
         row |= _costs(records, records.versions)
-    if records.events is not None:
+    if (records.events["kind"] == "watch").any():
         row |= _alarms(records.events)
     return row
 
@@ -39,8 +39,7 @@ def summary(records: Records) -> dict[str, float]:
 def _costs(records: Records, versions: "pd.DataFrame") -> dict[str, float]:
     """GPU-seconds of serving (pauses counted, training not) and of training, and tokens."""
     steps, each = records.steps, versions.drop_duplicates("version")
-    assert records.events is not None
-    loaded = records.events[records.events["kind"] == "loaded"]
+    loaded = records.events[records.events["kind"] == "reload"]
     seconds = (steps["end_s"] - steps["start_s"]).to_numpy()
     tokens = np.cumsum(steps["emitted"].to_numpy() + steps["first_tokens"].to_numpy())
     late = tokens > (1 - LATE) * tokens[-1] if len(tokens) else np.zeros(0, dtype=bool)
@@ -50,13 +49,13 @@ def _costs(records: Records, versions: "pd.DataFrame") -> dict[str, float]:
     return {
         "wall_s": wall_s,
         "tokens": float(tokens[-1]) if len(tokens) else 0.0,
-        "serving_gpu_s": float(seconds.sum() + loaded["value"].sum() - each["taken_s"].sum()),
+        "serving_gpu_s": float(seconds.sum() + loaded["seconds"].sum() - each["taken_s"].sum()),
         "late_serving_us_per_token": 1e6 * seconds[late].sum() / late_tokens if late_tokens else nan,
         "trainer_gpu_s": trainer_s,
         "trainer_taken_s": float(each["taken_s"].sum()),
         "trainer_reserved_s": max(float(each["gpus"].iloc[0]) * wall_s, trainer_s),
         "versions_loaded": float(loaded["draft_version"].nunique()),
-        "rollbacks": float((records.events["kind"] == "rolled back").sum()),
+        "rollbacks": float((records.events["kind"] == "rollback").sum()),
     }
 
 
@@ -64,18 +63,18 @@ def _alarms(events: "pd.DataFrame") -> dict[str, float]:
     """Alarms and how long they took: after each drift, the first one before the next drift counts."""
     alarms, drifts = events[events["kind"] == "alarm"], events[events["kind"] == "drift"]
     delays_s, delays, missed = [], [], 0
-    ends = [*drifts["at_s"].iloc[1:].tolist(), inf][: len(drifts)]
-    for start_s, end_s, finished in zip(drifts["at_s"], ends, drifts["finished"], strict=True):
-        after = alarms[(alarms["at_s"] > start_s) & (alarms["at_s"] <= end_s)]
+    ends = [*drifts["time_s"].iloc[1:].tolist(), inf][: len(drifts)]
+    for start_s, end_s, finished in zip(drifts["time_s"], ends, drifts["finished"], strict=True):
+        after = alarms[(alarms["time_s"] > start_s) & (alarms["time_s"] <= end_s)]
         if after.empty:
             missed += 1
         else:
-            delays_s.append(after["at_s"].iloc[0] - start_s)
+            delays_s.append(after["time_s"].iloc[0] - start_s)
             delays.append(after["finished"].iloc[0] - finished)
-    first_s = drifts["at_s"].iloc[0] if len(drifts) else inf
+    first_s = drifts["time_s"].iloc[0] if len(drifts) else inf
     return {
         "alarms": float(len(alarms)),
-        "alarms_before_drift": float((alarms["at_s"] <= first_s).sum()),
+        "alarms_before_drift": float((alarms["time_s"] <= first_s).sum()),
         "drifts": float(len(drifts)),
         "drifts_missed": float(missed),
         "alarm_delay_s": float(np.mean(delays_s)) if delays_s else nan,
@@ -99,7 +98,7 @@ def timeline(requests: "pd.DataFrame", policy: str, place: str, events: "pd.Data
         shown = np.bincount(at, minlength=BINS) >= FEW
         taus = np.divide(tokens, rounds, out=np.full(BINS, nan), where=shown)
         rows += [(domain, middle[i], taus[i]) for i in range(BINS)]
-    return Timeline(policy, place, pd.DataFrame(rows, columns=["domain", "at_s", "tau"]), events)
+    return Timeline(policy, place, pd.DataFrame(rows, columns=["domain", "time_s", "tau"]), events)
 
 
 def payback(frozen_s_per_token: float, serving_s: float, tokens: float, trainer_s: float) -> float:

@@ -227,6 +227,8 @@ def timelines(plan: Plan, out: Path) -> list[adaptation.Timeline]:
             place = ", ".join(f"{k.rsplit('.', 1)[-1]} {v}" for k, v in trial.point.items())
             requests = pd.read_parquet(folder / "requests.parquet")
             events = pd.read_parquet(folder / "events.parquet")
+            if events.empty:
+                continue
             found.append(adaptation.timeline(requests, trial.policy, place, events))
     return found
 

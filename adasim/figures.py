@@ -164,16 +164,16 @@ def adaptation(timelines: Sequence[Timeline]) -> Figure:
         ax.set_visible(False)
     for ax, run in zip(axes.flat, shown, strict=False):
         events = run.events
-        for at_s in events.loc[events["kind"] == "loaded", "at_s"]:
+        for at_s in events.loc[events["kind"] == "reload", "time_s"]:
             ax.axvline(at_s, color="0.85", linewidth=0.7, zorder=0)
-        for at_s in events.loc[events["kind"] == "drift", "at_s"]:
+        for at_s in events.loc[events["kind"] == "drift", "time_s"]:
             ax.axvline(at_s, color="0.3", linewidth=1.2, linestyle=":")
         for domain, part in run.tau.groupby("domain", sort=False):
             style = {"linewidth": 1.2, "linestyle": "--"} if domain == "" else {"linewidth": 1.8}
-            ax.plot(part["at_s"], part["tau"], color=colours[str(domain)], label=domain or "all", **style)
+            ax.plot(part["time_s"], part["tau"], color=colours[str(domain)], label=domain or "all", **style)
         bottom = float(run.tau["tau"].min())
-        for kind, marker in (("alarm", "^"), ("rolled back", "x")):
-            at = events.loc[events["kind"] == kind, "at_s"]
+        for kind, marker in (("alarm", "^"), ("rollback", "x")):
+            at = events.loc[events["kind"] == kind, "time_s"]
             ax.plot(at, np.full(len(at), bottom), marker, color="firebrick", label=kind if len(at) else None)
         ax.set(title=", ".join(x for x in (run.policy, run.place) if x), xlabel="seconds", ylabel="tau")
         ax.grid(visible=False, axis="x")

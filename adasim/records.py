@@ -32,7 +32,7 @@ class StepRecord(NamedTuple):
     kv_blocks: int  # in use while it ran, reservations and prefix cache included
     context: float  # mean context of the decoding requests, tokens
     evicted: int  # requests sent back to the queue
-    draft_version: int = 0  # drafter in use; 0 = as loaded
+    draft_version: int = 0  # of the drafter; 0 = as loaded
 
 
 class RequestRecord(NamedTuple):
@@ -54,6 +54,7 @@ class RequestRecord(NamedTuple):
     accepted: int
     evictions: int
     cached_tokens: int  # prompt tokens found in the prefix cache at first admission
+    draft_version: int = 0  # of its last round
 
 
 class BlockRecord(NamedTuple):
@@ -63,6 +64,7 @@ class BlockRecord(NamedTuple):
     verify_len: int
     accepted: int
     blocks: int
+    draft_version: int = 0
 
 
 class GapRecord(NamedTuple):
@@ -74,7 +76,7 @@ class GapRecord(NamedTuple):
 
 
 class VersionRecord(NamedTuple):
-    """One drafter version in one domain; version 0 = as loaded. Times are NaN where it did not get that far."""
+    """One simulated drafter version in one domain; 0 = as loaded. Times are NaN where it did not get that far."""
 
     version: int
     parent: int  # version that training began from
@@ -95,15 +97,15 @@ class VersionRecord(NamedTuple):
 
 
 class EventRecord(NamedTuple):
-    """Something that happened to the drafter or the traffic."""
+    """Something rare that a report must tell: a drafter was published, loaded, refused or rolled back, tau moved."""
 
-    at_s: float
-    kind: str  # loaded, rolled back, alarm, drift
-    draft_version: int  # in use after it
-    domain: str  # "" = all
-    finished: int  # requests finished so far
-    value: float  # loaded: seconds the engine stood still; rolled back: change of tau; otherwise NaN
-    says: str
+    time_s: float
+    kind: str  # trained, reload, refused, rollback, trainer_failed; watch (from then on), alarm; drift (of the mix)
+    draft_version: int
+    seconds: float  # how long serving paused, or the trainer took
+    detail: str
+    domain: str = ""  # "" = all
+    finished: int = 0  # requests finished before it, where counted
 
 
 @dataclass(slots=True)
@@ -114,14 +116,14 @@ class Records:
     requests: "pd.DataFrame"  # RequestRecord columns
     blocks: "pd.DataFrame"  # BlockRecord columns
     gaps: "pd.DataFrame"  # GapRecord columns
+    events: "pd.DataFrame"  # EventRecord columns
     last_arrival_s: float
     notes: list[str] = field(default_factory=list)  # what a report must say: extrapolations, estimates
     versions: "pd.DataFrame | None" = None  # VersionRecord columns, where the drafter learns
-    events: "pd.DataFrame | None" = None  # EventRecord columns, where drafter or traffic are watched
 
     def write(self, folder: Path) -> None:
         """One Parquet file a table, the same bytes for the same records."""
-        for name in ("steps", "requests", "blocks", "gaps", "versions", "events"):
+        for name in ("steps", "requests", "blocks", "gaps", "events", "versions"):
             table = getattr(self, name)
             if table is not None:
                 table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")

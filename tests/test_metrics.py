@@ -8,7 +8,7 @@ import pytest
 from adasim import metrics
 from adasim.metrics import Window
 from adasim.policies.fixed import Fixed
-from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, frame
+from adasim.records import BlockRecord, EventRecord, GapRecord, Records, RequestRecord, StepRecord, frame
 from adasim.types import Slo
 from tests.build import OFF, simulate
 
@@ -45,6 +45,7 @@ def records() -> Records:
         frame(RequestRecord, requests),
         frame(BlockRecord, [BlockRecord("a", 4, 1, 8)]),
         frame(GapRecord, gaps),
+        frame(EventRecord, []),
         last_arrival_s=3.0,
     )
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from adasim.real.backend import TorchBackend  # noqa: E402
 from adasim.real.checkpoint import Checkpoint, save_checkpoint  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
 from adasim.real.length_head import make_head  # noqa: E402
+from adasim.real.opd import Opd  # noqa: E402
 from adasim.real.sampling import Forced  # noqa: E402
 from adasim.real.texts import read_prompts  # noqa: E402
 from adasim.real.weights import RANDOM  # noqa: E402
@@ -89,3 +91,25 @@ def test_packaged_prompts_are_fifty_a_domain() -> None:
 def test_importing_the_backend_loads_no_torch() -> None:
     code = "import sys, adasim.real.backend; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_distillation_runs_beside_serving_and_keeps_its_versions(drafter: Path, tmp_path: Path) -> None:
+    plain = TorchBackend(target="random-tiny", dtype="float32")
+    _, expected = plain.serve(workload(requests=12), Off(), seed=0)
+    opd = Opd(buffer=4, epochs=1, teacher="rerun", keep=str(tmp_path / "kept"))
+    backend = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), opd=opd)
+    records, texts = backend.serve(workload(requests=12), Head(), seed=0)
+    assert texts == expected
+    assert any(note.startswith("distillation:") for note in records.notes)
+    assert not any("ALARM" in note for note in records.notes)
+    (run,) = (tmp_path / "kept").iterdir()
+    assert run.name == "head-0"
+    assert (run / "buffers" / "000001.npz").exists()
+    with pytest.raises(InputError, match="exists; use another folder"):
+        backend.serve(workload(), Head(), seed=0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"drafter": "d", "forced": Forced(lengths=[1])}])
+def test_distillation_needs_a_drafter_and_real_acceptance(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="opd"):
+        TorchBackend(target="random-tiny", opd=Opd(), **fields)

@@ -1,7 +1,7 @@
 """The torch engine on a tiny random target: lossless for every policy, whatever memory and batch do."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from adasim.real.features import score  # noqa: E402
 from adasim.real.kv import Span  # noqa: E402
 from adasim.real.layers import Arch  # noqa: E402
 from adasim.real.length_head import make_head  # noqa: E402
+from adasim.real.samples import Sample  # noqa: E402
 from adasim.real.sampling import Forced, Sampling  # noqa: E402
 from adasim.real.target import Target  # noqa: E402
 from adasim.real.weights import random_target  # noqa: E402
@@ -75,18 +76,20 @@ def serve(
     target: Target, drafter: Drafter | None, policy: Policy, texts: list[list[int]], *, want: int = 24,
     running: int = 4, memory: KvMemory | None = None, eos: frozenset[int] = frozenset(),
     sampling: Sampling | None = None, scheduler: Scheduler | None = None, forced: Forced | None = None,
-    collector: Collector | None = None, reloads: Sequence[Drafter] = (),
+    collector: Collector | None = None, reloads: Sequence[Drafter] = (), full_verify_share: float = 0.0,
+    between: Callable[[Engine], None] | None = None, domains: Sequence[str] = ("default",),
 ) -> Run:  # fmt: skip
+    """Serve prompts to their end; requests take domains in turn. ``between`` is called after every step."""
     caps = EngineCaps(BLOCK - 1, running, provides=frozenset({"survival", "accept_len"}))
-    requests = [Request(i, 0, len(p), want) for i, p in enumerate(texts)]
+    requests = [Request(i, i % len(domains), len(p), want) for i, p in enumerate(texts)]
     admission = Admission(
         requests, np.zeros(len(texts), np.int64), scheduler or Fcfs(), memory or KvMemory(), caps
     )  # fmt: skip
     torch.manual_seed(0)
     engine = Engine(
         target, drafter, make_head("released", DRAFT.hidden), PolicyDriver(policy, caps), admission,
-        Recorder(["default"], BLOCK), texts, eos=eos, max_len=128, sampling=sampling or Sampling(), forced=forced,
-        collector=collector,
+        Recorder(domains, BLOCK), texts, eos=eos, max_len=128, sampling=sampling or Sampling(), forced=forced,
+        collector=collector, full_verify_share=full_verify_share,
     )  # fmt: skip
     for i in range(len(texts)):
         admission.submit(i, 0.0)
@@ -94,7 +97,9 @@ def serve(
     while finished < len(texts):
         finished += len(engine.step())
         if waiting:
-            engine.reload(waiting.pop(0), engine.head, engine.version + 1)
+            engine.reload(waiting.pop(0), engine.head, engine.recorder.draft_version + 1)
+        if between is not None:
+            between(engine)
     return Run(engine, [engine.tokens[i][len(p) :] for i, p in enumerate(texts)])
 
 
@@ -207,17 +212,20 @@ def test_reloading_the_drafter_changes_no_output(target: Target, drafter: Drafte
     others = [Drafter(drafter.shape, drafter.shape.fresh(seed), target, drafter.vocab) for seed in range(1, 9)]
     run = serve(target, drafter, Fixed(verify_len=5), texts, reloads=others)
     assert run.texts == [plain(target, p, 24) for p in texts]
-    assert run.engine.version == len(others)
+    records = run.engine.recorder.records(run.engine.admission.lives)
+    assert records.steps["draft_version"].max() == records.requests["draft_version"].max() == len(others)
+    assert set(records.blocks["draft_version"]) <= set(range(len(others) + 1))
+    assert records.blocks["blocks"].sum() == records.requests["rounds"].sum()
 
 
 @pytest.mark.parametrize("memory", [None, KvMemory(blocks=24, block_tokens=4)], ids=["roomy", "evicting"])
 def test_collected_samples_are_what_the_target_sees(target: Target, drafter: Drafter, memory: KvMemory | None) -> None:
     """Samples gathered during serving equal a fresh look of the target at the finished text."""
     texts = prompts(6)
-    collector = Collector()
-    run = serve(target, drafter, Ragged(), texts, collector=collector, memory=memory)
-    assert len(collector.samples) == len(texts)
-    for sample in collector.samples:
+    samples: list[Sample] = []
+    run = serve(target, drafter, Ragged(), texts, collector=Collector(samples.append), memory=memory)
+    assert len(samples) == len(texts)
+    for sample in samples:
         text = sample.lesson.text
         assert text.tokens.tolist() == run.engine.tokens[text.index]
         assert text.prompt_len == len(texts[text.index])
@@ -229,3 +237,29 @@ def test_collected_samples_are_what_the_target_sees(target: Target, drafter: Dra
         torch.testing.assert_close(seen, fresh.hidden_tensor()[:-1].float(), rtol=2e-2, atol=2e-2)
         prefills = 1 + run.engine.admission.lives[text.index].evictions  # each gives a token, too
         assert sum(r.accepted + 1 for r in sample.rounds) >= len(text.tokens) - text.prompt_len - prefills
+
+
+def test_rejected_rows_are_what_the_target_says_behind_the_rejected_drafts(target: Target, drafter: Drafter) -> None:
+    """Kept for the paper's literal loss: the target's view of position i given the drafts before it, good or not."""
+    samples: list[Sample] = []
+    serve(target, drafter, Fixed(verify_len=BLOCK), prompts(3), collector=Collector(samples.append, rejected=True))
+    kept = [r for s in samples for r in s.rounds if r.rejected is not None]
+    assert kept
+    for r in kept:
+        assert r.rejected is not None
+        assert len(r.rejected[0]) == len(r.rejected[1]) == r.verify_len - 1 - r.accepted
+        assert ((r.rejected[1] >= 0) & (r.rejected[1] <= 1)).all()
+
+
+def test_some_rounds_verify_the_whole_block_and_no_output_changes(target: Target, drafter: Drafter) -> None:
+    texts = prompts(8)
+    samples: list[Sample] = []
+    run = serve(
+        target, drafter, Fixed(verify_len=2), texts, collector=Collector(samples.append), full_verify_share=0.25
+    )  # fmt: skip
+    rounds = [r for s in samples for r in s.rounds]
+    whole = [r for r in rounds if r.whole]
+    assert {r.verify_len for r in whole} == {BLOCK}
+    assert {r.verify_len for r in rounds if not r.whole} == {2}
+    assert len(whole) / len(rounds) == pytest.approx(0.25, abs=0.1)
+    assert run.texts == [plain(target, p, 24) for p in texts]

@@ -34,6 +34,7 @@ class Life:
     accepted: int = 0
     evictions: int = 0
     cached: int = 0
+    draft_version: int = 0  # of its last round
     shared: list[int] = field(default_factory=list)  # hash ids it uses while running
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import partial
-from math import nan
 from typing import Literal, Self
 
 import simpy
@@ -168,12 +167,12 @@ class SimBackend(Component):
         trainer, monitor = None, None
         if isinstance(luck, VersionedLuck) and self.learning is not None:
             tokens = partial(_context_tokens, admission)
-            trainer = Trainer(env, self.learning, luck, len(requests), domains, seed, tokens)
+            trainer = Trainer(env, self.learning, luck, len(requests), domains, seed, tokens, recorder.events)
             source.watchers.append(trainer.on_finish)
             if self.learning.trains:
                 env.process(trainer.run())
         if self.alarm is not None:
-            monitor = Monitor(self.alarm, domains, lambda: trainer.in_use.number if trainer else 0)
+            monitor = Monitor(self.alarm, domains, lambda: recorder.draft_version, recorder.events)
             source.watchers.append(monitor.on_finish)
         engine = Engine(
             env,
@@ -191,16 +190,17 @@ class SimBackend(Component):
         env.process(engine.run())
         env.run(until=source.over)
         admission.save()
+        if trainer is not None or monitor is not None:
+            recorder.events += _drifts(workload, admission.lives)
+            recorder.events.sort(key=lambda event: event.time_s)
+        for life in admission.lives:
+            if life.status == "running" and life.rounds:
+                life.draft_version = recorder.draft_version
         records = recorder.records(admission.lives)
         records.notes.extend(cost.notes)
         if trainer is not None:
             records.notes.extend(trainer.learning.notes)
             records.versions = frame(VersionRecord, trainer.records())
-        if trainer is not None or monitor is not None:
-            events: list[EventRecord] = [*_drifts(workload, admission.lives), *(trainer.events if trainer else ())]
-            events += monitor.events if monitor else ()
-            events.sort(key=lambda event: event.at_s)
-            records.events = frame(EventRecord, events)
         return records
 
     def _luck(self, requests: list[Request], domains: list[str], seed: int) -> Luck | VersionedLuck:
@@ -236,7 +236,7 @@ def _drifts(workload: Workload, lives: list[Life]) -> list[EventRecord]:
             at_s = min(x.arrival_s for x in after)
             finished = sum(x.finish_s <= at_s for x in lives)
             mix = ", ".join(f"{name} {weight:g}" for name, weight in sorted(point.mix.items()) if weight)
-            events.append(EventRecord(at_s, "drift", 0, "", finished, nan, f"mix {mix}"))
+            events.append(EventRecord(at_s, "drift", 0, 0.0, f"mix {mix}", finished=finished))
     return events
 
 
@@ -260,6 +260,7 @@ class _Source:
 
     def on_finish(self, index: int) -> None:
         self.finished += 1
+        self.admission.lives[index].draft_version = self.engine.recorder.draft_version
         for watch in self.watchers:
             watch(_finished(self.admission, index))
         if self.clients is not None:

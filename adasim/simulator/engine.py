@@ -69,6 +69,7 @@ class Engine:
         while True:
             if self.trainer is not None:
                 yield from self.trainer.reload()
+                self.recorder.draft_version = self.trainer.in_use.number
             self.admission.admit(self.env.now)
             if not len(self.batch):
                 yield from self._wait()
@@ -181,7 +182,7 @@ class Engine:
                 kv_blocks=kv_blocks,
                 context=0.0 if view is None else float(view.context_lens.mean()),
                 evicted=self.admission.evicted,
-                draft_version=0 if self.trainer is None else self.trainer.in_use.number,
+                draft_version=self.recorder.draft_version,
             )
         )
         self.admission.evicted = 0

@@ -1,7 +1,6 @@
 """Watches the tau of finished requests and notes when it has moved."""
 
 from collections.abc import Callable, Sequence
-from math import nan
 from typing import NamedTuple
 
 from adasim.calibration.alarm import Alarm
@@ -33,14 +32,18 @@ class Monitor:
         alarm: when to alarm.
         domains: names.
         version: says which drafter version is in use.
+        events: where to note alarms.
     """
 
-    def __init__(self, alarm: Alarm, domains: Sequence[str], version: Callable[[], int]) -> None:
+    def __init__(
+        self, alarm: Alarm, domains: Sequence[str], version: Callable[[], int], events: list[EventRecord]
+    ) -> None:
         self.domains, self.version = domains, version
         each = list(range(len(domains)))
         watched = {"all": [ALL], "domain": each, "both": [ALL, *each] if len(each) > 1 else [ALL]}[alarm.watch]
         self.charts = {d: alarm.chart() for d in watched}
-        self.events: list[EventRecord] = []
+        self.events = events
+        self.events.append(EventRecord(0.0, "watch", 0, 0.0, f"tau of {alarm.watch}, CUSUM at {alarm.threshold:.2f}"))
         self._finished = 0
 
     def on_finish(self, done: Finished) -> None:
@@ -53,4 +56,4 @@ class Monitor:
             if direction is not None:
                 name = "" if domain == ALL else self.domains[domain]
                 says = f"tau{f' of {name}' if name else ''} {direction}"
-                self.events.append(EventRecord(done.finish_s, "alarm", self.version(), name, self._finished, nan, says))
+                self.events.append(EventRecord(done.finish_s, "alarm", self.version(), 0.0, says, name, self._finished))

@@ -51,6 +51,7 @@ class Trainer:
         domains: names.
         seed: of the run.
         context_tokens: says how many tokens the running requests' contexts have now.
+        events: where to note what happens.
     """
 
     def __init__(
@@ -62,13 +63,14 @@ class Trainer:
         domains: Sequence[str],
         seed: int,
         context_tokens: Callable[[], int],
+        events: list[EventRecord],
     ) -> None:
         self.env, self.learning, self.luck, self.domains = env, learning, luck, domains
         self.context_tokens = context_tokens
         shared = learning.shared
         self.gpu = SharedGpu(env, shared) if shared is not None else OwnGpus(env, learning.trainer_gpus)
         self.judge = Judge(learning.rollback if learning.trains else None, requests)
-        self.buffer, self.events = Buffer(learning.buffer), list[EventRecord]()
+        self.buffer, self.events = Buffer(learning.buffer), events
         nothing = Lesson(0.0, np.zeros(len(domains)), 0, 0, 0)
         self.in_use = Version(0, 0, nothing, np.ones(len(domains)), luck.level(), luck.bias, "in use", loaded_s=0.0)
         self.versions, self._newest = [self.in_use], self.in_use
@@ -116,7 +118,7 @@ class Trainer:
         if left_s:
             yield self.env.timeout(left_s)
         self._use(version, back)
-        self._note("loaded", left_s, f"version {version.number}{' again' if back else ''}")
+        self._note("reload", left_s, f"version {version.number}{' again' if back else ''}")
 
     def whole_blocks(self, verify_lens: IntArray, draft_lens: IntArray) -> IntArray:
         """Verify lengths [n], some raised to the full block where the head is to see uncensored lengths."""
@@ -219,7 +221,7 @@ class Trainer:
         if self._ready is not None and self._is_spoilt(self._ready):
             self._ready.outcome, self._ready = "discarded", None
         says = f"version {self.in_use.number}: tau {change.tau:+.2f} ± {change.half_width:.2f} against the version before"
-        self._note("rolled back", change.tau, says)
+        self._note("rollback", 0.0, says)
 
     def _is_spoilt(self, version: Version) -> bool:
         """Whether one of the versions that it was trained from has been rolled back."""
@@ -229,9 +231,9 @@ class Trainer:
                 return True
         return False
 
-    def _note(self, kind: str, value: float, says: str) -> None:
-        number = self.in_use.number
-        self.events.append(EventRecord(self.env.now, kind, number, "", self._finished, value, says))
+    def _note(self, kind: str, seconds: float, detail: str) -> None:
+        event = EventRecord(self.env.now, kind, self.in_use.number, seconds, detail, finished=self._finished)
+        self.events.append(event)
 
     def records(self) -> list[VersionRecord]:
         """All versions, a row a domain; the one in training counts the GPU-seconds it has had."""
