@@ -263,13 +263,15 @@ def _cpus() -> int:
 
 def _write(plan: "Plan", out: Path, errors: list[str]) -> "Tables | None":
     from adasim import report
-    from adasim.experiment import collect
+    from adasim.experiment import collect, timelines
     from adasim.story import tell
 
     trials, notes = collect(plan, out)
     if trials.empty:
         return None
-    return report.write(trials, tell(plan, len(trials), [*plan.notes, *notes, *errors]), out)
+    story = tell(plan, len(trials), [*plan.notes, *notes, *errors])
+    story.timelines = timelines(plan, out)
+    return report.write(trials, story, out)
 
 
 def _show(plan: "Plan", out: Path, tables: "Tables | None", errors: list[str], *, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pandas as pd
 
-from adasim import __version__, metrics
+from adasim import __version__, adaptation, metrics
 from adasim.errors import InputError
 from adasim.files import to_json, write_atomic
 from adasim.plan import Plan, Trial
@@ -185,6 +185,7 @@ def _run(trial: Trial, folder: Path, trace: bool) -> None:
         **trial.point,
     }
     row |= metrics.summary(records, part, scenario.slo)
+    row |= adaptation.summary(records)
     notes = list(records.notes)
     if part.by == "arrival" and row["backlog"] > OVERLOADED:
         notes.append(
@@ -215,6 +216,21 @@ def collect(plan: Plan, out: Path) -> tuple[pd.DataFrame, list[str]]:
     swept = plan.trials[0].point if plan.trials else {}
     numbers = [c for c in table.columns if c not in {"policy", "seed", "backend", *swept}]
     return table.astype(dict.fromkeys(numbers, float)), notes
+
+
+def timelines(plan: Plan, out: Path) -> list[adaptation.Timeline]:
+    """tau over time where drafter or traffic are watched: of every policy and point, the first seed."""
+    found = []
+    for trial in plan.trials:
+        folder = out / TRIALS / trial.key
+        if trial.seed == plan.scenario.seeds[0] and (folder / "events.parquet").is_file():
+            place = ", ".join(f"{k.rsplit('.', 1)[-1]} {v}" for k, v in trial.point.items())
+            requests = pd.read_parquet(folder / "requests.parquet")
+            events = pd.read_parquet(folder / "events.parquet")
+            if events.empty:
+                continue
+            found.append(adaptation.timeline(requests, trial.policy, place, events))
+    return found
 
 
 def _where(plan: Plan, places: dict[str, dict[str, None]]) -> str:

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from math import isnan, nan
+from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 from jinja2 import DictLoader, Environment
 
 from adasim import __version__
+from adasim.adaptation import Timeline
 from adasim.figures import draw
 from adasim.files import write_atomic
 from adasim.tables import (
@@ -24,6 +25,7 @@ from adasim.tables import (
     compare,
     crossovers,
     summarise,
+    summarise_paybacks,
     with_speedup,
 )
 
@@ -34,6 +36,8 @@ CAPTIONS = {
     "latency": "Time to first token (queueing included), time per output token, and time between two chunks.",
     "goodput": "Requests per second that finished within every limit of the SLO.",
     "time": "Where the engine's time goes.",
+    "adaptation": "tau of finished requests over time by domain, one seed. Grey lines: a version was loaded; "
+    "dotted: the mix drifted; triangles: an alarm; crosses: a version was rolled back.",
     "reference": "Simulated against published; hollow points fixed the model, full ones are predicted; band 10 %.",
 }
 SUMMARY = {
@@ -75,6 +79,7 @@ class Story:
     reference: "ReferenceStory | None" = None
     slo: list[str] = field(default_factory=list)
     policies: list[str] = field(default_factory=list)  # label: parameters
+    timelines: list[Timeline] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -108,6 +113,7 @@ def tabulate(trials: pd.DataFrame, story: Story) -> Tables:
     trials = with_speedup(trials, design)
     summary = best_of_groups(summarise(trials, design), design)
     tables = Tables(trials, summary, pd.DataFrame(), crossovers(trials, design))
+    tables.payback = summarise_paybacks(trials, design)
     error = nan
     if story.reference is not None:
         r = story.reference
@@ -154,6 +160,7 @@ def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
         goodput=story.goodput,
         metric=story.reference.metric if story.reference else RATIO,
         mark=story.kind,
+        timelines=story.timelines,
     )
     for folder in ("tables", "figures"):
         (out / folder).mkdir(exist_ok=True)
@@ -165,6 +172,7 @@ def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
         "best": tables.best,
         "crossover": tables.crossover,
         "reference": tables.reference,
+        "payback": tables.payback if len(tables.payback) else None,
     }
     for name, table in named.items():
         if table is not None:
@@ -259,6 +267,7 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
                 rows,
             )
         )
+    shown += _adaptation_tables(tables, design)
     group = {a.label: a.group for a in design.arms}
     alone = tables.summary[tables.summary["policy"].map(group).isna()]
     shown.append(_summary_table("All policies", alone, design))
@@ -266,6 +275,59 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
     if len(members):
         shown.append(_summary_table("Every member of the searched groups", members, design, folded=True))
     return shown
+
+
+def _adaptation_tables(tables: Tables, design: Design) -> list[Table]:
+    """Whether training pays back, and what the alarms saw."""
+    shown, places = [], _short(design.point)
+    if len(tables.payback):
+        rows = [
+            [
+                str(r["policy"]),
+                *(str(r[p]) for p in design.point),
+                *(_percent(r[m], r[f"{m}_hw"]) for m in ("throughput", "tpot")),
+                *(_number(r[m], r[f"{m}_hw"]) for m in ("trainer_share", "reserved_share", "payback")),
+                _percent(r["late_saving"], r["late_saving_hw"]),
+                "never" if r["engines"] == inf else _number(r["engines"], nan),
+                _repaid(r["repaid_after_s"]),
+            ]
+            for _, r in tables.payback.iterrows()
+        ]
+        head = ["tok/s", "TPOT p50", "training / serving", "held / serving", "saved / training", "saved at the end"]
+        head += ["engines a trainer", "repaid after"]
+        note = (
+            "Against the frozen drafter: output tokens/s and TPOT; GPU-seconds of training, and for which the trainer's "
+            "own GPUs were held, per GPU-second of serving; serving GPU-seconds saved per GPU-second of training (above "
+            "1 it has paid back within the run), and the share saved in the run's last fifth of tokens. At that saving, "
+            "so many engines with the same traffic must share one trainer to pay for the GPUs it holds, or serving must "
+            "go on for so long without further training. Worst seed in the last two."
+        )
+        shown.append(Table("Does training pay back?", ["policy", *places, *head], rows, note))
+    if "alarms" in tables.summary:
+        counts = ("versions_loaded", "rollbacks", "alarms", "alarms_before_drift", "drifts", "drifts_missed")
+        known = [c for c in (*counts, "alarm_delay_s", "alarm_delay_requests") if c in tables.summary]
+        watched = tables.summary[tables.summary["alarms"].notna() & tables.summary["picked"].isna()]
+        rows = [
+            [str(r["policy"]), *(str(r[p]) for p in design.point), *(_number(r[c], r[f"{c}_hw"]) for c in known)]
+            for _, r in watched.iterrows()
+        ]
+        note = (
+            "Means over seeds. The delay runs from a drift of the mix to the first alarm after it, before the next drift."
+        )
+        shown.append(Table("Versions and alarms", ["policy", *places, *(c.replace("_", " ") for c in known)], rows, note))
+    return shown
+
+
+def _percent(value: float, half_width: float) -> str:
+    return "–" if isnan(value) else f"{value:+.1%}" + ("" if isnan(half_width) else f" ± {half_width:.1%}")
+
+
+def _repaid(seconds: float) -> str:
+    if isnan(seconds):
+        return "–"
+    if seconds == 0:
+        return "repaid"
+    return "never" if seconds == inf else f"{seconds:.0f} s" if seconds < 3600 else f"{seconds / 3600:.1f} h"
 
 
 def _summary_table(title: str, summary: pd.DataFrame, design: Design, *, folded: bool = False) -> Table:

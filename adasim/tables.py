@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
+from adasim.adaptation import paybacks
+
 Role = Literal["baseline", "static", "adaptive", "bound"]
 RATIO = "speedup"
 CONFIDENCE = 0.95
@@ -86,6 +88,7 @@ class Tables:
     best: pd.DataFrame  # per point: best static, best adaptive, gain, verdict
     crossover: pd.DataFrame  # per policy and facet
     reference: pd.DataFrame | None = None
+    payback: pd.DataFrame = field(default_factory=pd.DataFrame)  # per policy and point, where a drafter learns
     errors: dict[str, float] = field(default_factory=dict)
 
 
@@ -124,6 +127,22 @@ def summarise(trials: pd.DataFrame, design: Design) -> pd.DataFrame:
     table = pd.DataFrame(rows)
     table["_order"] = table["policy"].map(order)
     return table.sort_values(["_order", *design.point]).drop(columns="_order").reset_index(drop=True)
+
+
+def summarise_paybacks(trials: pd.DataFrame, design: Design) -> pd.DataFrame:
+    """Mean and ``_hw`` half-width over seeds of :func:`adasim.adaptation.paybacks`; most engines, longest time."""
+    runs = paybacks(trials, design.point, open_loop=design.speed is not THROUGHPUT)
+    if runs.empty:
+        return runs
+    rows = []
+    for key, part in runs.groupby(["policy", *design.point], sort=False, dropna=False):
+        row = dict(zip(["policy", *design.point], key, strict=True))
+        names = ("throughput", "tpot", "trainer_share", "reserved_share", "payback", "payback_reserved", "late_saving")
+        for name in names:
+            numbers = part[name].to_numpy(dtype=float)
+            row |= {name: float(np.mean(numbers)), f"{name}_hw": half_width(numbers)}
+        rows.append(row | {name: float(part[name].max()) for name in ("engines", "repaid_after_s")})
+    return pd.DataFrame(rows)
 
 
 def best_of_groups(summary: pd.DataFrame, design: Design) -> pd.DataFrame:

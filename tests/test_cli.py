@@ -40,6 +40,17 @@ SHRINK = {
         *["--set", "sweep.workload.concurrency=[2]", "--set", "workload.requests=4"],
         *["--set", "workload.output_len.tokens=16", "--set", "policies=[{kind: off}, {kind: head}]"],
     ],
+    "drift_opd": [
+        *["--set", "workload.requests=90", "--set", "workload.output_len={kind: fixed, tokens: 24}"],
+        *["--set", "workload.domains.points.1.at=30", "--set", "workload.domains.points.2.at=60"],
+        *["--set", "sweep.backend.learning.loss=[frozen, adaflash]", "--set", "backend.learning.buffer=8"],
+        *["--set", "seeds=[0]", "--set", "policies=[{kind: off}, {kind: fixed}, {kind: head}]"],
+    ],
+    "opd_low_traffic": [
+        *["--set", "workload.requests=40", "--set", "workload.output_len={kind: fixed, tokens: 24}"],
+        *["--set", "sweep.workload.rate_rps=[4.0]", "--set", "sweep.backend.learning.refresh=[4, 8]"],
+        *["--set", "backend.learning.buffer=8", "--set", "seeds=[0]", "--set", "policies=[{kind: off}, {kind: fixed}]"],
+    ],
     "cpu_opd": [
         *["--set", "workload.requests=4", "--set", "workload.output_len.tokens=10", "--set", "backend.opd.buffer=2"],
         *["--set", "policies=[{kind: fixed, verify_len: 8}]"],

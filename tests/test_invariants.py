@@ -46,6 +46,11 @@ RUNS: dict[str, dict[str, Any]] = {
             "prompt_len": LENGTHS,
         }
     },
+    "learning": {"backend": backend(learning={"buffer": 4, "token_us": 20.0, "rollback": {"requests": 4}}, alarm={})},
+    "learning, short of memory": {
+        "workload": closed(prompt_len=LENGTHS, output_len=LENGTHS),
+        "backend": backend(learning={"buffer": 4, "token_us": 20.0, "shared": 0.4}, kv={"blocks": 40}),
+    },
     "one-token outputs": {"workload": closed(output_len={"kind": "fixed", "tokens": 1})},
 }
 POLICIES: list[Policy] = [OFF, Fixed(verify_len=16), Head(gamma=1.3), DCut()]

@@ -80,6 +80,9 @@ class Luck:
         """The drafter's margins [n, K] at the same positions."""
         return self.head.margin(self.survival(domains, at))
 
+    def refresh(self, requests: IntArray) -> None:
+        """Make ``run`` and ``signal`` of these requests current: called before they are read. Nothing changes here."""
+
 
 class AcceptanceModel(Component, ABC):
     """Gives every output position of every request its L, whatever the policy.
@@ -185,22 +188,32 @@ class CurveAcceptance(AcceptanceModel):
     def luck(self, requests: Sequence[Request], domains: Sequence[str], seed: int, max_draft_len: int) -> Luck:
         """See :meth:`AcceptanceModel.luck`."""
         curves = [self.survival(d, max_draft_len) for d in domains]
-        text = (self.spread, self.correlation, self.range_tokens)
-        thresholds = [solve_thresholds(c, *text) for c in curves]
-        powers = [_PowerByContext(self.tau_by_context, c) if self.tau_by_context else None for c in curves]
+        thresholds = [self.thresholds(c) for c in curves]
+        powers = self.powers(curves)
         run, noise = [], []
         for r in requests:
-            streams = request_rng(seed, r.id, 0), request_rng(seed, r.id, 2)
-            g = hardness(*streams, r.output_len + max_draft_len + 1, *text)
-            power = powers[r.domain]
-            if power is not None:
-                g = power.apply(g, r)
+            g = self.hardness(r, seed, max_draft_len, powers[r.domain])
             run.append(runs(g, thresholds[r.domain], r.output_len))
             noise.append(request_rng(seed, r.id, 1).standard_normal(r.output_len))
         return self._with_heads(run, noise, curves)
 
+    def thresholds(self, curve: FloatArray) -> FloatArray:
+        """Acceptance thresholds by distance, [K], of a survival curve on this model's text."""
+        return solve_thresholds(curve, self.spread, self.correlation, self.range_tokens)
 
-class _PowerByContext:
+    def powers(self, curves: Sequence[FloatArray]) -> "list[PowerByContext | None]":
+        """How context hardens the text of each domain; None = not at all."""
+        return [PowerByContext(self.tau_by_context, c) if self.tau_by_context else None for c in curves]
+
+    def hardness(self, request: Request, seed: int, max_draft_len: int, power: "PowerByContext | None") -> FloatArray:
+        """Hardness of a request's output tokens 0..output_len + K, whatever the drafter."""
+        streams = request_rng(seed, request.id, 0), request_rng(seed, request.id, 2)
+        length = request.output_len + max_draft_len + 1
+        g = hardness(*streams, length, self.spread, self.correlation, self.range_tokens)
+        return g if power is None else power.apply(g, request)
+
+
+class PowerByContext:
     """Hardens text as its context grows: conditional acceptance c becomes c^power, power from tau's factor."""
 
     def __init__(self, table: dict[int, float], curve: FloatArray) -> None:
@@ -208,6 +221,7 @@ class _PowerByContext:
         self.powers = [hardening_power(curve, table[c]) for c in self.contexts]
 
     def apply(self, g: FloatArray, request: Request) -> FloatArray:
+        """The hardness of a request's output tokens, given that before its context counts."""
         power = np.interp(request.prompt_len + np.arange(len(g)), self.contexts, self.powers)
         # P(g' <= q) = P(g <= q)^power, with u = Phi(g): u' = u^(1/power)
         u = ndtr(g) ** (1 / power)

@@ -7,22 +7,27 @@ from typing import Literal, Self
 import simpy
 from pydantic import Field, PrivateAttr, model_validator
 
-from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
+from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance, CurveAcceptance, Luck
+from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
+from adasim.calibration.versioned import VersionedLuck
 from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
-from adasim.records import Records
-from adasim.serving.admission import Admission
+from adasim.records import EventRecord, Records, VersionRecord, frame
+from adasim.serving.admission import Admission, Life
 from adasim.serving.kv import KvMemory
 from adasim.serving.predictor import LengthPredictor
 from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
+from adasim.simulator.learning import Learning
+from adasim.simulator.monitor import Finished, Monitor
+from adasim.simulator.trainer import Trainer
 from adasim.types import Component, EngineCaps, Request
-from adasim.workload import Closed, Workload
+from adasim.workload import Closed, Drift, Workload
 
 
 class SimBackend(Component):
@@ -39,6 +44,8 @@ class SimBackend(Component):
         chunked_prefill: prefill tokens mixed into each step; null = prefills are steps of their own.
         max_prefill_tokens: prompt tokens of one such step.
         predictor: guesses output lengths for schedulers that ask; null = such schedulers are refused.
+        learning: online distillation of the drafter; null = it stays as loaded.
+        alarm: watches tau; null = nobody does.
     """
 
     kind: Literal["sim"] = "sim"
@@ -54,6 +61,8 @@ class SimBackend(Component):
     kv: KvMemory = KvMemory()
     scheduler: AnyScheduler = Fcfs()
     predictor: LengthPredictor | None = None
+    learning: Learning | None = None
+    alarm: Alarm | None = None
     _profile: Profile | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -82,8 +91,8 @@ class SimBackend(Component):
 
     @property
     def inputs(self) -> dict[str, Component]:
-        """Models given in the scenario instead of a profile."""
-        given = {"cost": self.cost, "acceptance": self.acceptance}
+        """Models given in the scenario instead of a profile, or beside it."""
+        given = {"cost": self.cost, "acceptance": self.acceptance, "learning": self.learning, "alarm": self.alarm}
         return {name: model for name, model in given.items() if model is not None}
 
     def _cost(self) -> CostModel:
@@ -134,6 +143,8 @@ class SimBackend(Component):
             partial(self.kv.check, requests, self.max_draft_len + 1),
             partial(self.scheduler.check, self.caps()),
         ]
+        if self.learning is not None:
+            checks.append(partial(self.learning.check, acceptance, workload.domain_names, self.max_draft_len))
         problems: list[str] = []
         for check in checks:
             try:
@@ -156,12 +167,23 @@ class SimBackend(Component):
         requests = workload.generate(seed)
         cost = self._cost()
         driver = PolicyDriver(policy, self.caps())
-        luck = self._acceptance().luck(requests, workload.domain_names, seed, self.max_draft_len)
-        recorder = Recorder(workload.domain_names, self.max_draft_len + 1)
+        domains = workload.domain_names
+        luck = self._luck(requests, domains, seed)
+        recorder = Recorder(domains, self.max_draft_len + 1)
         predicted = self.predictor.predict(requests, seed) if self.predictor else None
         admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps, predicted)
         env = simpy.Environment()
-        source = _Source(env, workload, requests)
+        source = _Source(env, workload, requests, admission)
+        trainer, monitor = None, None
+        if isinstance(luck, VersionedLuck) and self.learning is not None:
+            tokens = partial(_context_tokens, admission)
+            trainer = Trainer(env, self.learning, luck, len(requests), domains, seed, tokens, recorder.events)
+            source.watchers.append(trainer.on_finish)
+            if self.learning.trains:
+                env.process(trainer.run())
+        if self.alarm is not None:
+            monitor = Monitor(self.alarm, domains, lambda: recorder.draft_version, recorder.events)
+            source.watchers.append(monitor.on_finish)
         engine = Engine(
             env,
             admission,
@@ -172,26 +194,73 @@ class SimBackend(Component):
             chunk=self.chunked_prefill,
             max_prefill_tokens=self.max_prefill_tokens or 16384,
             on_finish=source.on_finish,
+            trainer=trainer,
         )
         source.start(engine)
         env.process(engine.run())
         env.run(until=source.over)
         admission.save()
+        if trainer is not None or monitor is not None:
+            recorder.events += _drifts(workload, admission.lives)
+            recorder.events.sort(key=lambda event: event.time_s)
+        for life in admission.lives:
+            if life.status == "running" and life.rounds:
+                life.draft_version = recorder.draft_version
         records = recorder.records(admission.lives)
         records.notes.extend(cost.notes)
         if predicted is not None and "predicted_len" not in self.scheduler.needs:
             records.notes.append(f"backend.predictor has no effect: scheduler {self.scheduler.kind} does not ask")
+        if trainer is not None:
+            records.notes.extend(trainer.learning.notes)
+            records.versions = frame(VersionRecord, trainer.records())
         return records
+
+    def _luck(self, requests: list[Request], domains: list[str], seed: int) -> Luck | VersionedLuck:
+        model = self._acceptance()
+        if self.learning is None:
+            return model.luck(requests, domains, seed, self.max_draft_len)
+        assert isinstance(model, CurveAcceptance)  # checked with the workload
+        knows_text = self.learning.head.knows == "text"
+        return VersionedLuck(model, requests, domains, seed, self.max_draft_len, heads_know_text=knows_text)
+
+
+def _context_tokens(admission: Admission) -> int:
+    """Tokens of all running requests."""
+    return int(admission.batch.context.sum())
+
+
+def _finished(admission: Admission, index: int) -> Finished:
+    """A request that has just left."""
+    life = admission.lives[index]
+    tokens = life.request.prompt_len + life.tokens
+    return Finished(index, life.request.domain, tokens, life.rounds, life.accepted, life.finish_s)
+
+
+def _drifts(workload: Workload, lives: list[Life]) -> list[EventRecord]:
+    """When the workload's mix began to change: at its drift points after the first, if they were reached."""
+    if not isinstance(workload.domains, Drift) or workload.domains.kind == "periodic":
+        return []
+    events = []
+    for point in workload.domains.points[1:]:
+        progress = [float(i) if workload.clients is not None else x.request.arrival_s for i, x in enumerate(lives)]
+        after = [x for p, x in zip(progress, lives, strict=True) if p >= point.at and x.status != "dropped"]
+        if after:
+            at_s = min(x.arrival_s for x in after)
+            finished = sum(x.finish_s <= at_s for x in lives)
+            mix = ", ".join(f"{name} {weight:g}" for name, weight in sorted(point.mix.items()) if weight)
+            events.append(EventRecord(at_s, "drift", 0, 0.0, f"mix {mix}", finished=finished))
+    return events
 
 
 class _Source:
     """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
 
-    def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request]) -> None:
-        self.env, self.clients = env, workload.clients
+    def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request], admission: Admission) -> None:
+        self.env, self.clients, self.admission = env, workload.clients, admission
         self.requests, self.sent, self.finished = requests, 0, 0
         self.drain = workload.drain if isinstance(workload, Closed) else True
         self.over = env.event()
+        self.watchers: list[Callable[[Finished], None]] = []
 
     def start(self, engine: Engine) -> None:
         self.engine = engine
@@ -203,6 +272,9 @@ class _Source:
 
     def on_finish(self, index: int) -> None:
         self.finished += 1
+        self.admission.lives[index].draft_version = self.engine.recorder.draft_version
+        for watch in self.watchers:
+            watch(_finished(self.admission, index))
         if self.clients is not None:
             self._send()
         if self.finished == len(self.requests):

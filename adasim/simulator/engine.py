@@ -1,18 +1,22 @@
 """One engine under one policy: continuous batching as a SimPy process, one timeout per step."""
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
 
 from adasim.calibration.acceptance import Luck
 from adasim.calibration.cost import CostModel
+from adasim.calibration.versioned import VersionedLuck
 from adasim.policies.driver import PolicyDriver
 from adasim.records import StepRecord
 from adasim.serving.admission import Admission
 from adasim.serving.recorder import Recorder
 from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds
+
+if TYPE_CHECKING:
+    from adasim.simulator.trainer import Trainer
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -30,6 +34,7 @@ class Engine:
         chunk: prefill tokens mixed into a step; None = prefills are steps of their own.
         max_prefill_tokens: prompt tokens of such a step (one prompt always fits).
         on_finish: called with the index of every request that finishes.
+        trainer: changes the drafter between steps; None = it stays as loaded.
     """
 
     def __init__(
@@ -38,15 +43,16 @@ class Engine:
         admission: Admission,
         driver: PolicyDriver,
         cost: CostModel,
-        luck: Luck,
+        luck: Luck | VersionedLuck,
         recorder: Recorder,
         *,
         chunk: int | None,
         max_prefill_tokens: int,
         on_finish: Callable[[int], None],
+        trainer: "Trainer | None" = None,
     ) -> None:
         self.env, self.admission, self.driver, self.cost, self.luck = env, admission, driver, cost, luck
-        self.recorder, self.on_finish = recorder, on_finish
+        self.recorder, self.on_finish, self.trainer = recorder, on_finish, trainer
         self.chunk, self.max_prefill_tokens = chunk, max_prefill_tokens
         self.batch, self.caps = admission.batch, driver.caps
         self._work = env.event()
@@ -61,18 +67,31 @@ class Engine:
     def run(self) -> Process:
         """Forever: admit, run one step."""
         while True:
+            if self.trainer is not None:
+                yield from self.trainer.reload()
+                self.recorder.draft_version = self.trainer.in_use.number
             self.admission.admit(self.env.now)
             if not len(self.batch):
-                self._work = self.env.event()
-                yield self._work
+                yield from self._wait()
             elif self.chunk is None and self.batch.prefill_left.any():
                 yield from self._prefill_step(self.batch.whole_prompts(self.max_prefill_tokens))
             else:
                 yield from self._round()
 
+    def _wait(self) -> Process:
+        """Nobody is here: until somebody comes."""
+        self._work = self.env.event()
+        if self.trainer is not None:
+            self.trainer.idle()
+        yield self._work
+        if self.trainer is not None:
+            self.trainer.busy()
+
     def _prefill_step(self, prefill: IntArray) -> Process:
         start, queued, used = self.env.now, len(self.admission.queue), self.admission.pool.used
         seconds = self.cost.step(0, 0, 0, 0.0, prefill=int(prefill.sum()), prefill_context=self._prefill_context(prefill))
+        if self.trainer is not None:
+            seconds = self.trainer.share(seconds)
         yield self.env.timeout(seconds.total)
         self._record(start, queued, used, seconds, prefill)
 
@@ -94,8 +113,11 @@ class Engine:
             return
 
         at = batch.base[rows] + batch.done[rows]
+        self.luck.refresh(view.request_ids)
         truth = self.luck.run[at]
         verify_lens = self.driver.verify_lens(view, self._draft_view(rows, at, draft_lens, truth))
+        if self.trainer is not None:
+            verify_lens = self.trainer.whole_blocks(verify_lens, draft_lens)
         verified = int(verify_lens.sum()) if self.caps.ragged else len(rows) * int(verify_lens.max())
         seconds = self.cost.step(
             len(rows),
@@ -109,6 +131,10 @@ class Engine:
             drafter_loaded=self.driver.policy.loads_drafter,
             eager=self.driver.is_eager(verify_lens),
         )
+        if self.trainer is not None:
+            seconds = self.trainer.share(seconds)
+            reports = 1 + self.luck.signal[at]
+            self.trainer.observe(view.request_ids, batch.domain[rows], truth, reports, verify_lens)
         queued, used = len(self.admission.queue), self.admission.pool.used
         yield self.env.timeout(seconds.total)
 
