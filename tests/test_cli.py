@@ -21,6 +21,8 @@ from adasim.types import BatchView, DraftView, IntArray
 from tests.build import closed, config
 
 SMALL = ["--set", "sweep.workload.concurrency=[2]", "--set", "seeds=[0]"]
+SWEEPS = ("angelslim_qwen3_30b", "autospec_glm47", "autospec_qwen3_235b", "dspark_v4pro")
+NO_BASELINE = {"autospec_glm47", "autospec_qwen3_235b"}  # plain decoding was not measured: no speed-up
 SHRINK = {
     "dcut_h20": [
         "--set",
@@ -31,6 +33,9 @@ SHRINK = {
         "seeds=[0]",
     ],
     "azure_conv": ["--set", "sweep.workload.speed=[8]", "--set", "workload.limit=40", "--set", "seeds=[0]"],
+    "adaflash_table1": [*SMALL, "--set", "workload.requests=8"],
+    "adaflash_table2": ["--set", "workload.concurrency=2", "--set", "workload.requests=8", "--set", "seeds=[0]"],
+    **{name: [*SMALL, "--set", "workload.requests=8"] for name in SWEEPS},
     "smoke": [],
     "cpu_smollm2": [
         *["--set", "sweep.workload.concurrency=[2]", "--set", "workload.requests=4"],
@@ -64,7 +69,8 @@ def test_shipped_scenarios_run(path: Path, tmp_path: Path, capsys: pytest.Captur
         assert adasim("record", path.stem, "--out", out, *SHRINK[path.stem]) == 0
     else:
         assert adasim("run", path.stem, "--out", out, "--workers", "1", *SHRINK[path.stem]) == 0
-    for name in ("report.html", "report.md", "manifest.json", "tables/summary.csv", "figures/speedup.png"):
+    figure = "throughput" if path.stem in NO_BASELINE else "speedup"
+    for name in ("report.html", "report.md", "manifest.json", "tables/summary.csv", f"figures/{figure}.png"):
         assert (out / name).stat().st_size > 100
     assert json.loads((out / "manifest.json").read_text())["finished"] is True
     assert "best static rule is" in capsys.readouterr().out
@@ -95,7 +101,7 @@ def test_bad_input_exits_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nothing"], "no scenario nothing: not a file, and not one of azure_conv, cpu_smollm2, dcut_h20, smoke"),
+        (["run", "nothing"], "no scenario nothing: not a file, and not one of adaflash_table1, adaflash_table2, "),
         (["list", "colours"], "list: unknown 'colours'; allowed: scenarios, profiles, policies"),
         (["run", "smoke", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["run", "smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere: cannot be written"),

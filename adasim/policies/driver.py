@@ -27,6 +27,9 @@ class PolicyDriver:
                 f"{policy.label} needs {', '.join(missing)}; the engine provides "
                 f"{', '.join(sorted(caps.provides)) or 'nothing'}"
             )
+        if policy.drafter is not None and policy.drafter not in caps.drafters:
+            known = ", ".join(sorted(caps.drafters)) or "only its own"
+            raise InputError(f"{policy.label}: drafter {policy.drafter}; the engine has {known}")
         policy.start(caps)
         self.policy, self.caps = policy, caps
         self.reads_draft = bool(policy.needs & {"survival", "accept_len"})

@@ -9,6 +9,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
 from adasim.calibration.cost import CostModel
+from adasim.calibration.draft_model import DraftModel
 from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
@@ -27,10 +28,11 @@ from adasim.workload import Closed, Workload
 class SimBackend(Component):
     """A simulated engine.
 
-    Cost and acceptance come from ``profile``, or are given here; what is given here wins.
+    Cost, acceptance and drafters come from ``profile``, or are given here; what is given here wins.
 
     Attributes:
         profile: name of a packaged profile, or a path.
+        drafters: further drafters by name, for policies that choose one (``drafter``).
         max_draft_len: drafts of a full block (block - 1).
         max_running_requests: one limit for every policy.
         ragged: pack different verify lengths; false pads everybody to the longest.
@@ -43,6 +45,7 @@ class SimBackend(Component):
     profile: str | None = None
     cost: AnyCost | None = None
     acceptance: AnyAcceptance | None = None
+    drafters: dict[str, DraftModel] = Field(default_factory=dict)
     max_draft_len: int = Field(default=15, ge=1)
     max_running_requests: int = Field(default=256, ge=1)
     ragged: bool = True
@@ -78,7 +81,8 @@ class SimBackend(Component):
     @property
     def inputs(self) -> dict[str, Component]:
         """Models given in the scenario instead of a profile."""
-        given = {"cost": self.cost, "acceptance": self.acceptance}
+        given: dict[str, Component | None] = {"cost": self.cost, "acceptance": self.acceptance}
+        given |= {f"drafter {name}": model for name, model in self.drafters.items()}
         return {name: model for name, model in given.items() if model is not None}
 
     def _cost(self) -> CostModel:
@@ -91,16 +95,28 @@ class SimBackend(Component):
         assert model is not None
         return model
 
-    def caps(self) -> EngineCaps:
-        """The engine's limits and what it provides."""
+    def _drafters(self) -> dict[str, DraftModel]:
+        return (self._profile.drafters if self._profile else {}) | self.drafters
+
+    def _with(self, drafter: str | None) -> tuple[CostModel, AcceptanceModel, int]:
+        """Cost, acceptance and longest draft with a drafter; null or an unknown name: the engine's own."""
+        cost, acceptance = self._cost(), self._acceptance()
+        if drafter is None or (own := self._drafters().get(drafter)) is None:
+            return cost, acceptance, self.max_draft_len
+        return own.cost_of(cost), own.acceptance_of(acceptance), own.max_draft_len or self.max_draft_len
+
+    def caps(self, drafter: str | None = None) -> EngineCaps:
+        """The engine's limits and what it provides, with one of its drafters."""
+        cost, _, max_draft_len = self._with(drafter)
         return EngineCaps(
-            max_draft_len=self.max_draft_len,
+            max_draft_len=max_draft_len,
             max_running_requests=self.max_running_requests,
             ragged=self.ragged,
-            captured_tokens=tuple(self._cost().captured_tokens or ()),
+            captured_tokens=tuple(cost.captured_tokens or ()),
             lag_steps=self.lag_steps,
             provides=frozenset({"survival", "accept_len", "cost", "truth"}),
-            cost=self._cost(),
+            cost=cost,
+            drafters=frozenset(self._drafters()),
         )
 
     def check_policy(self, policy: Policy) -> None:
@@ -109,7 +125,7 @@ class SimBackend(Component):
         Raises:
             InputError: what is missing, or which field does not fit.
         """
-        PolicyDriver(policy, self.caps())
+        PolicyDriver(policy, self.caps(policy.drafter))
 
     def check_workload(self, workload: Workload, seed: int) -> None:
         """Refuse a workload that the models do not cover or the memory cannot hold.
@@ -117,14 +133,16 @@ class SimBackend(Component):
         Raises:
             InputError: all problems.
         """
-        requests, acceptance = workload.generate(seed), self._acceptance()
+        requests = workload.generate(seed)
         smallest, largest = self._batches(workload, len(requests))
-        checks: list[Callable[[], None]] = [
-            partial(acceptance.check, workload.domain_names, self.max_draft_len),
-            partial(acceptance.check_requests, requests),
-            partial(self._cost().check_batches, smallest, largest),
-            partial(self.kv.check, requests, self.max_draft_len + 1),
-        ]
+        checks: list[Callable[[], None]] = [partial(self._cost().check_batches, smallest, largest)]
+        longest = 0
+        for drafter in (None, *self._drafters()):
+            _, acceptance, max_draft_len = self._with(drafter)
+            checks.append(partial(acceptance.check, workload.domain_names, max_draft_len))
+            checks.append(partial(acceptance.check_requests, requests))
+            longest = max(longest, max_draft_len)
+        checks.append(partial(self.kv.check, requests, longest + 1))
         problems: list[str] = []
         for check in checks:
             try:
@@ -132,7 +150,7 @@ class SimBackend(Component):
             except InputError as error:
                 problems += error.problems
         if problems:
-            raise InputError(*problems)
+            raise InputError(*dict.fromkeys(problems))
 
     def _batches(self, workload: Workload, requests: int) -> tuple[int, int | None]:
         """Smallest and largest batch that a run is sure to have; None = unknown."""
@@ -145,10 +163,10 @@ class SimBackend(Component):
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Simulate one run. The same arguments give the same records."""
         requests = workload.generate(seed)
-        cost = self._cost()
-        driver = PolicyDriver(policy, self.caps())
-        luck = self._acceptance().luck(requests, workload.domain_names, seed, self.max_draft_len)
-        recorder = Recorder(workload.domain_names, self.max_draft_len + 1)
+        cost, acceptance, max_draft_len = self._with(policy.drafter)
+        driver = PolicyDriver(policy, self.caps(policy.drafter))
+        luck = acceptance.luck(requests, workload.domain_names, seed, max_draft_len)
+        recorder = Recorder(workload.domain_names, max_draft_len + 1)
         admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps)
         env = simpy.Environment()
         source = _Source(env, workload, requests)
