@@ -276,7 +276,7 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
 
 def _choice_table(reference: pd.DataFrame, r: ReferenceStory) -> list[Table]:
     """What choosing by the prediction costs, where there is a choice."""
-    if r.metric not in HIGHER_IS_BETTER or (found := choices(reference)).empty:
+    if r.metric not in HIGHER_IS_BETTER or len(found := choices(reference)) < 2:
         return []
     rows = [[f"{c['at']:g}", str(c["chosen"]), str(c["best"]), f"{c['regret']:.1%}"] for _, c in found.iterrows()]
     near = (found["regret"] <= 0.02).sum()

@@ -135,22 +135,23 @@ class SimBackend(Component):
         """
         requests = workload.generate(seed)
         smallest, largest = self._batches(workload, len(requests))
-        checks: list[Callable[[], None]] = [partial(self._cost().check_batches, smallest, largest)]
+        checks: list[tuple[str, Callable[[], None]]] = [("", partial(self._cost().check_batches, smallest, largest))]
         longest = 0
         for drafter in (None, *self._drafters()):
             _, acceptance, max_draft_len = self._with(drafter)
-            checks.append(partial(acceptance.check, workload.domain_names, max_draft_len))
-            checks.append(partial(acceptance.check_requests, requests))
+            whose = f"drafter {drafter}: " if drafter else ""
+            checks.append((whose, partial(acceptance.check, workload.domain_names, max_draft_len)))
+            checks.append((whose, partial(acceptance.check_requests, requests)))
             longest = max(longest, max_draft_len)
-        checks.append(partial(self.kv.check, requests, longest + 1))
+        checks.append(("", partial(self.kv.check, requests, longest + 1)))
         problems: list[str] = []
-        for check in checks:
+        for whose, check in checks:
             try:
                 check()
             except InputError as error:
-                problems += error.problems
+                problems += [f"{whose}{p}" for p in error.problems]
         if problems:
-            raise InputError(*dict.fromkeys(problems))
+            raise InputError(*problems)
 
     def _batches(self, workload: Workload, requests: int) -> tuple[int, int | None]:
         """Smallest and largest batch that a run is sure to have; None = unknown."""
