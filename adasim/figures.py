@@ -187,13 +187,14 @@ def against(reference: pd.DataFrame, metric: str) -> Figure:
     figure, ax = plt.subplots(figsize=(7.2, 4.8), layout="constrained")
     policies = list(dict.fromkeys(reference["policy"]))
     for policy, colour in zip(policies, sns.color_palette("colorblind", len(policies)), strict=True):
-        for role, fill in (("predicted", colour), ("input", "none")):
+        for role, fill, marker in (("predicted", colour, "o"), ("extrapolated", colour, "^"), ("input", "none", "o")):
             part = reference[(reference["policy"] == policy) & (reference["role"] == role)]
             label = f"{policy} ({role})" if len(part) else None
             ax.scatter(
                 part["reference"],
                 part["predicted"],
                 s=48,
+                marker=marker,
                 edgecolors=[colour],
                 facecolors=[fill],
                 label=label,

@@ -262,7 +262,7 @@ def compare(summary: pd.DataFrame, cells: pd.DataFrame, x: str, metric: str) -> 
 
     Args:
         summary: by policy and point.
-        cells: columns policy, at, value, role.
+        cells: columns policy, at, value, role and optionally null, the null model's prediction.
         x: swept field that ``at`` refers to.
         metric: column of ``summary``.
     """
@@ -271,7 +271,8 @@ def compare(summary: pd.DataFrame, cells: pd.DataFrame, x: str, metric: str) -> 
     )
     table = cells.rename(columns={"value": "reference"}).merge(ours, on=["policy", "at"], how="left")
     table["error"] = table["predicted"] / table["reference"] - 1
-    held_out = table[table["role"] == "predicted"]
+    table["null_error"] = table.get("null", nan) / table["reference"] - 1
+    held_out = table[table["role"] != "input"]
     known = held_out["error"].dropna()
     errors = {
         "cells": float(len(known)),
@@ -280,7 +281,14 @@ def compare(summary: pd.DataFrame, cells: pd.DataFrame, x: str, metric: str) -> 
         "bias": float(known.mean()),
         "worst": float(known.abs().max()),
     }
-    return table[["policy", "at", "role", "reference", "predicted", "half_width", "error"]], errors
+    columns = ["policy", "at", "role", "reference", "predicted", "half_width", "error"]
+    rivals = held_out.dropna(subset=["null_error", "error"])
+    if len(rivals):
+        columns += ["null", "null_error"]
+        errors["null_cells"] = float(len(rivals))
+        errors["null_mean_abs"] = float(rivals["null_error"].abs().mean())
+        errors["mean_abs_beside_null"] = float(rivals["error"].abs().mean())
+    return table[columns], errors
 
 
 def _by_point(table: pd.DataFrame, design: Design) -> "list[tuple[tuple[object, ...], pd.DataFrame]]":

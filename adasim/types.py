@@ -53,6 +53,7 @@ class EngineCaps:
     lag_steps: int = 0  # rounds after which a policy sees an outcome
     provides: frozenset[str] = frozenset()  # "survival", "accept_len", "margin", "cost", "truth", "predicted_len"
     cost: RoundCost | None = None
+    drafters: frozenset[str] = frozenset()  # names a policy may choose by; its own drafter needs none
 
     @property
     def block(self) -> int:

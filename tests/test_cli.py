@@ -21,6 +21,8 @@ from adasim.types import BatchView, DraftView, IntArray
 from tests.build import closed, config
 
 SMALL = ["--set", "sweep.workload.concurrency=[2]", "--set", "seeds=[0]"]
+SWEEPS = ("angelslim_qwen3_30b", "autospec_glm47", "autospec_qwen3_235b", "dspark_v4pro")
+NO_BASELINE = {"autospec_glm47", "autospec_qwen3_235b"}  # plain decoding was not measured: no speed-up
 SHRINK = {
     "dcut_h20": [
         "--set",
@@ -31,6 +33,9 @@ SHRINK = {
         "seeds=[0]",
     ],
     "azure_conv": ["--set", "sweep.workload.speed=[8]", "--set", "workload.limit=40", "--set", "seeds=[0]"],
+    "adaflash_table1": [*SMALL, "--set", "workload.requests=8"],
+    "adaflash_table2": ["--set", "workload.concurrency=2", "--set", "workload.requests=8", "--set", "seeds=[0]"],
+    **{name: [*SMALL, "--set", "workload.requests=8"] for name in SWEEPS},
     "smoke": [],
     "policy_zoo": [
         *["--set", "sweep.workload.concurrency=[8]", "--set", "workload.requests_per_client=3"],
@@ -85,7 +90,7 @@ def test_shipped_scenarios_run(path: Path, tmp_path: Path, capsys: pytest.Captur
         assert adasim("run", path.stem, "--out", out, "--workers", "1", *SHRINK[path.stem]) == 0
     files = ["report.html", "report.md", "manifest.json", "tables/summary.csv"]
     if path.stem != "cpu_opd":  # compares with and without distillation: no axis, no plain decoding
-        files.append("figures/speedup.png")
+        files.append(f"figures/{'throughput' if path.stem in NO_BASELINE else 'speedup'}.png")
     for name in files:
         assert (out / name).stat().st_size > 100
     assert json.loads((out / "manifest.json").read_text())["finished"] is True
@@ -117,7 +122,7 @@ def test_bad_input_exits_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nothing"], "no scenario nothing: not a file, and not one of azure_conv, "),
+        (["run", "nothing"], "no scenario nothing: not a file, and not one of adaflash_table1, adaflash_table2, "),
         (["list", "colours"], "list: unknown 'colours'; allowed: scenarios, profiles, policies"),
         (["run", "smoke", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["run", "smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere: cannot be written"),

@@ -10,6 +10,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance, CurveAcceptance, Luck
 from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import CostModel
+from adasim.calibration.draft_model import DraftModel
 from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
 from adasim.calibration.versioned import VersionedLuck
@@ -33,10 +34,11 @@ from adasim.workload import Closed, Drift, Workload
 class SimBackend(Component):
     """A simulated engine.
 
-    Cost and acceptance come from ``profile``, or are given here; what is given here wins.
+    Cost, acceptance and drafters come from ``profile``, or are given here; what is given here wins.
 
     Attributes:
         profile: name of a packaged profile, or a path.
+        drafters: further drafters by name, for policies that choose one (``drafter``).
         max_draft_len: drafts of a full block (block - 1).
         max_running_requests: one limit for every policy.
         ragged: pack different verify lengths; false pads everybody to the longest.
@@ -52,6 +54,7 @@ class SimBackend(Component):
     profile: str | None = None
     cost: AnyCost | None = None
     acceptance: AnyAcceptance | None = None
+    drafters: dict[str, DraftModel] = Field(default_factory=dict)
     max_draft_len: int = Field(default=15, ge=1)
     max_running_requests: int = Field(default=256, ge=1)
     ragged: bool = True
@@ -92,7 +95,13 @@ class SimBackend(Component):
     @property
     def inputs(self) -> dict[str, Component]:
         """Models given in the scenario instead of a profile, or beside it."""
-        given = {"cost": self.cost, "acceptance": self.acceptance, "learning": self.learning, "alarm": self.alarm}
+        given: dict[str, Component | None] = {
+            "cost": self.cost,
+            "acceptance": self.acceptance,
+            "learning": self.learning,
+            "alarm": self.alarm,
+        }
+        given |= {f"drafter {name}": model for name, model in self.drafters.items()}
         return {name: model for name, model in given.items() if model is not None}
 
     def _cost(self) -> CostModel:
@@ -105,19 +114,31 @@ class SimBackend(Component):
         assert model is not None
         return model
 
-    def caps(self) -> EngineCaps:
-        """The engine's limits and what it provides."""
+    def _drafters(self) -> dict[str, DraftModel]:
+        return (self._profile.drafters if self._profile else {}) | self.drafters
+
+    def _with(self, drafter: str | None) -> tuple[CostModel, AcceptanceModel, int]:
+        """Cost, acceptance and longest draft with a drafter; null or an unknown name: the engine's own."""
+        cost, acceptance = self._cost(), self._acceptance()
+        if drafter is None or (own := self._drafters().get(drafter)) is None:
+            return cost, acceptance, self.max_draft_len
+        return own.cost_of(cost), own.acceptance_of(acceptance), own.max_draft_len or self.max_draft_len
+
+    def caps(self, drafter: str | None = None) -> EngineCaps:
+        """The engine's limits and what it provides, with one of its drafters."""
+        cost, _, max_draft_len = self._with(drafter)
         provides = {"survival", "accept_len", "margin", "cost", "truth"}
         provides |= {"predicted_len"} if self.predictor is not None else set()
         return EngineCaps(
-            max_draft_len=self.max_draft_len,
+            max_draft_len=max_draft_len,
             max_running_requests=self.max_running_requests,
             ragged=self.ragged,
-            captured_tokens=tuple(self._cost().captured_tokens or ()),
-            captured_lens=tuple(self._cost().captured_lens or ()),
+            captured_tokens=tuple(cost.captured_tokens or ()),
+            captured_lens=tuple(cost.captured_lens or ()),
             lag_steps=self.lag_steps,
             provides=frozenset(provides),
-            cost=self._cost(),
+            cost=cost,
+            drafters=frozenset(self._drafters()),
         )
 
     def check_policy(self, policy: Policy) -> None:
@@ -126,7 +147,7 @@ class SimBackend(Component):
         Raises:
             InputError: what is missing, or which field does not fit.
         """
-        PolicyDriver(policy, self.caps())
+        PolicyDriver(policy, self.caps(policy.drafter))
 
     def check_workload(self, workload: Workload, seed: int) -> None:
         """Refuse a workload that the models do not cover or the memory cannot hold.
@@ -134,23 +155,28 @@ class SimBackend(Component):
         Raises:
             InputError: all problems.
         """
-        requests, acceptance = workload.generate(seed), self._acceptance()
+        requests = workload.generate(seed)
         smallest, largest = self._batches(workload, len(requests))
-        checks: list[Callable[[], None]] = [
-            partial(acceptance.check, workload.domain_names, self.max_draft_len),
-            partial(acceptance.check_requests, requests),
-            partial(self._cost().check_batches, smallest, largest),
-            partial(self.kv.check, requests, self.max_draft_len + 1),
-            partial(self.scheduler.check, self.caps()),
+        checks: list[tuple[str, Callable[[], None]]] = [
+            ("", partial(self._cost().check_batches, smallest, largest)),
+            ("", partial(self.scheduler.check, self.caps())),
         ]
-        if self.learning is not None:
-            checks.append(partial(self.learning.check, acceptance, workload.domain_names, self.max_draft_len))
+        longest = 0
+        for drafter in (None, *self._drafters()):
+            _, acceptance, max_draft_len = self._with(drafter)
+            whose = f"drafter {drafter}: " if drafter else ""
+            checks.append((whose, partial(acceptance.check, workload.domain_names, max_draft_len)))
+            checks.append((whose, partial(acceptance.check_requests, requests)))
+            if self.learning is not None:
+                checks.append((whose, partial(self.learning.check, acceptance, workload.domain_names, max_draft_len)))
+            longest = max(longest, max_draft_len)
+        checks.append(("", partial(self.kv.check, requests, longest + 1)))
         problems: list[str] = []
-        for check in checks:
+        for whose, check in checks:
             try:
                 check()
             except InputError as error:
-                problems += error.problems
+                problems += [f"{whose}{p}" for p in error.problems]
         if problems:
             raise InputError(*problems)
 
@@ -165,11 +191,11 @@ class SimBackend(Component):
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Simulate one run. The same arguments give the same records."""
         requests = workload.generate(seed)
-        cost = self._cost()
-        driver = PolicyDriver(policy, self.caps())
         domains = workload.domain_names
-        luck = self._luck(requests, domains, seed)
-        recorder = Recorder(domains, self.max_draft_len + 1)
+        cost, acceptance, max_draft_len = self._with(policy.drafter)
+        driver = PolicyDriver(policy, self.caps(policy.drafter))
+        luck = self._luck(acceptance, max_draft_len, requests, domains, seed)
+        recorder = Recorder(domains, max_draft_len + 1)
         predicted = self.predictor.predict(requests, seed) if self.predictor else None
         admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps, predicted)
         env = simpy.Environment()
@@ -215,13 +241,14 @@ class SimBackend(Component):
             records.versions = frame(VersionRecord, trainer.records())
         return records
 
-    def _luck(self, requests: list[Request], domains: list[str], seed: int) -> Luck | VersionedLuck:
-        model = self._acceptance()
+    def _luck(
+        self, model: AcceptanceModel, max_draft_len: int, requests: list[Request], domains: list[str], seed: int
+    ) -> Luck | VersionedLuck:
         if self.learning is None:
-            return model.luck(requests, domains, seed, self.max_draft_len)
+            return model.luck(requests, domains, seed, max_draft_len)
         assert isinstance(model, CurveAcceptance)  # checked with the workload
         knows_text = self.learning.head.knows == "text"
-        return VersionedLuck(model, requests, domains, seed, self.max_draft_len, heads_know_text=knows_text)
+        return VersionedLuck(model, requests, domains, seed, max_draft_len, heads_know_text=knows_text)
 
 
 def _context_tokens(admission: Admission) -> int:
