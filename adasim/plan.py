@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -16,7 +16,7 @@ from adasim.policies.base import Policy
 from adasim.scenario import Scenario, Value, find_scenario, validate
 
 MAX_PROBLEMS = 20
-PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep")
+PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +57,13 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
 
-def load(name: str, settings: Sequence[str] = ()) -> Plan:
+def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]], None] | None = None) -> Plan:
     """Read a scenario, apply ``field=value`` settings, expand it and check every trial.
 
     Args:
         name: path or packaged name.
         settings: dotted overrides; the value is YAML.
+        edit: changes the raw scenario before it is expanded.
 
     Raises:
         InputError: everything that is wrong, each with its path.
@@ -90,6 +91,8 @@ def load(name: str, settings: Sequence[str] = ()) -> Plan:
             problems += error.problems
     with loading_from(path.parent) as used:
         try:
+            if edit is not None and not problems:
+                edit(config)
             plan = expand(config, path.parent)
         except InputError as error:
             raise InputError(*problems, *error.problems) from error

@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from adasim.calibration.acceptance import AnyAcceptance
+from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.explain import explain
@@ -27,13 +28,14 @@ class Provenance(Component):
 
 
 class Profile(Component):
-    """Cost and acceptance of one model on one machine."""
+    """Cost and acceptance of one model on one machine, and how far off they may be."""
 
     version: int = Field(default=1, ge=1, le=1)
     name: str
     provenance: Provenance
     cost: AnyCost
     acceptance: AnyAcceptance
+    uncertainty: Uncertainty = Uncertainty()
 
     @classmethod
     def load(cls, name: str) -> Self:

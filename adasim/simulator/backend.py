@@ -8,6 +8,7 @@ import simpy
 from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
+from adasim.calibration.adjust import Adjust
 from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
@@ -31,6 +32,7 @@ class SimBackend(Component):
 
     Attributes:
         profile: name of a packaged profile, or a path.
+        adjust: moves the calibrated inputs; see ``adasim sensitivity``.
         max_draft_len: drafts of a full block (block - 1).
         max_running_requests: one limit for every policy.
         ragged: pack different verify lengths; false pads everybody to the longest.
@@ -43,6 +45,7 @@ class SimBackend(Component):
     profile: str | None = None
     cost: AnyCost | None = None
     acceptance: AnyAcceptance | None = None
+    adjust: Adjust | None = None
     max_draft_len: int = Field(default=15, ge=1)
     max_running_requests: int = Field(default=256, ge=1)
     ragged: bool = True
@@ -81,15 +84,25 @@ class SimBackend(Component):
         given = {"cost": self.cost, "acceptance": self.acceptance}
         return {name: model for name, model in given.items() if model is not None}
 
-    def _cost(self) -> CostModel:
+    @property
+    def calibrated_cost(self) -> CostModel:
+        """The cost model before ``adjust``."""
         model = self.cost or (self._profile.cost if self._profile else None)
         assert model is not None
         return model
 
-    def _acceptance(self) -> AcceptanceModel:
+    @property
+    def calibrated_acceptance(self) -> AcceptanceModel:
+        """The acceptance model before ``adjust``."""
         model = self.acceptance or (self._profile.acceptance if self._profile else None)
         assert model is not None
         return model
+
+    def _cost(self) -> CostModel:
+        return self.adjust.cost(self.calibrated_cost) if self.adjust else self.calibrated_cost
+
+    def _acceptance(self) -> AcceptanceModel:
+        return self.adjust.luck(self.calibrated_acceptance) if self.adjust else self.calibrated_acceptance
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
