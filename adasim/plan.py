@@ -93,7 +93,7 @@ def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]
         try:
             if edit is not None and not problems:
                 edit(config)
-            plan = expand(config, path.parent)
+            plan = expand(config, path.parent, searching=edit is not None)
         except InputError as error:
             raise InputError(*problems, *error.problems) from error
         if problems:
@@ -112,8 +112,13 @@ def _short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def expand(config: dict[str, Any], base: Path) -> Plan:
+def expand(config: dict[str, Any], base: Path, *, searching: bool = False) -> Plan:
     """Trials of a raw scenario: sweep x policies x seeds, each checked.
+
+    Args:
+        config: the raw scenario.
+        base: folder against which its file names resolve.
+        searching: its ``tune`` is in use, and not worth a note.
 
     Raises:
         InputError: all problems.
@@ -148,6 +153,8 @@ def expand(config: dict[str, Any], base: Path) -> Plan:
     notes = []
     if whole.backend.lag_steps and all(type(p).observe is Policy.observe for p in whole.policies):
         notes.append("backend.lag_steps has no effect: no policy here uses feedback")
+    if whole.tune is not None and not searching:
+        notes.append("tune is what adasim tune searches; nothing is searched here")
     return Plan(validate(trials[0].config), trials, groups, {}, notes)
 
 

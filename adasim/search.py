@@ -40,7 +40,7 @@ class Tune(Component):
     goal: str | None = None
     limits: dict[str, float] = Field(default_factory=dict)
     candidates: int = Field(default=12, ge=2, le=1000)
-    seeds: int = Field(default=6, ge=2, le=1000)
+    seeds: int = Field(default=9, ge=3, le=1000)
     eta: int = Field(default=3, ge=2, le=10)
 
     @model_validator(mode="after")

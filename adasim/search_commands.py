@@ -47,7 +47,7 @@ def tune_command(
         list[str] | None, typer.Option(metavar="METRIC=VALUE", help="A limit, like tpot_p99_ms=20. Repeatable.")
     ] = None,
     candidates: Annotated[int | None, typer.Option(min=2, help="Values of one ranged policy. Default: 12.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=2, help="Seeds of the last rung. Default: 6.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=3, help="Seeds of the last rung. Default: 9.")] = None,
     out: Out = None,
     settings: Settings = None,
     workers: Workers = None,

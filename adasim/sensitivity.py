@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from math import isnan, nan
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from adasim.calibration.acceptance import CurveAcceptance
@@ -15,9 +16,10 @@ from adasim.files import parse_yaml
 from adasim.plan import Plan, Trial, assign
 from adasim.scenario import Value
 from adasim.simulator.backend import SimBackend
-from adasim.statistics import Interval
+from adasim.statistics import Interval, ratio_interval
 from adasim.story import design as design_of
 from adasim.tables import Design, paired_gain, summarise, verdict, with_speedup
+from adasim.types import FloatArray
 
 ADJUST = "backend.adjust."
 HOLDS, UNSURE, FLIPS = "holds", "cannot tell", "flips"
@@ -246,16 +248,30 @@ def _compare(base: pd.DataFrame, now: pd.DataFrame, contest: Contest, design: De
     row: dict[str, Any] = {"leader": contest.leader, "rival": contest.rival}
     row |= {"gain": before.estimate, "gain_hw": before.half_width}
     if set(now["policy"] if len(now) else ()) < set(contest.contenders):
-        return row | {"moved_gain": nan, "moved_gain_hw": nan, "moved_leader": "", "ahead": nan, "ranking": "failed"}
+        return row | {
+            "moved_gain": nan,
+            "moved_gain_hw": nan,
+            "change_hw": nan,
+            "moved_leader": "",
+            "ahead": nan,
+            "ranking": "failed",
+        }
     after = paired_gain(now, design, contest.leader, contest.rival)
+    change = ratio_interval(_ratios(now, design, contest), _ratios(base, design, contest))
     best = design.goal.best(now.groupby("policy", as_index=False, sort=False).mean(numeric_only=True))
     first = contest.leader if best is None else str(best["policy"])
     ahead = paired_gain(now, design, first, contest.leader) if first != contest.leader else Interval(0.0, 0, 0)
     ranking = HOLDS
     if first != contest.leader:
         ranking = FLIPS if verdict(ahead.estimate, ahead.half_width, nan) == "better" else UNSURE
-    row |= {"moved_gain": after.estimate, "moved_gain_hw": after.half_width}
+    row |= {"moved_gain": after.estimate, "moved_gain_hw": after.half_width, "change_hw": change.half_width}
     return row | {"moved_leader": first, "ahead": ahead.estimate, "ranking": ranking}
+
+
+def _ratios(runs: pd.DataFrame, design: Design, contest: Contest) -> FloatArray:
+    """How many times better the leader is than the rival, by seed."""
+    by = runs.pivot(index="seed", columns="policy", values=design.goal.metric).sort_index()
+    return np.asarray(design.goal.ratio(by[contest.leader], by[contest.rival]), dtype=np.float64)
 
 
 def break_even(rows: pd.DataFrame) -> float:

@@ -29,7 +29,8 @@ ADDED = {name for name, f in Adjust.model_fields.items() if f.default == 0}
 def by_input(rows: pd.DataFrame, fields: list[str]) -> pd.DataFrame:
     """One row an input and point, the largest swing first.
 
-    Columns: input, point, moved to, leader, rival, gain, gain at the values, swing, break-even, ranking.
+    Columns: input, point, moved to, leader, rival, gain, gain at the values, swing (largest change of the gain) and the
+    half-width of what noise does to it, break-even, ranking.
     """
     table = []
     for key, part in rows.groupby(["input", *fields], sort=False):
@@ -43,6 +44,7 @@ def by_input(rows: pd.DataFrame, fields: list[str]) -> pd.DataFrame:
         row |= {"moved_to": " / ".join(_value(str(key[0]), v) for v in part["value"]), "source": first["source"]}
         row |= {"leader": first["leader"], "rival": first["rival"], "gain": first["gain"], "gain_hw": first["gain_hw"]}
         row |= {"moved_gains": " / ".join(f"{g:+.1%}" for g in part["moved_gain"]), "swing": swing}
+        row |= {"swing_hw": float(part["change_hw"].max())}
         row |= {"break_even": break_even(part) if numeric else float("nan"), "ranking": ranking, "to": ", ".join(to)}
         table.append(row)
     return pd.DataFrame(table).sort_values([*fields, "swing"], ascending=[*[True] * len(fields), False], kind="stable")
@@ -70,9 +72,11 @@ def answer(table: pd.DataFrame, fields: list[str]) -> list[str]:
                 names = (f"{r['input']} (to {r['to']})" if r["to"] else str(r["input"]) for _, r in some.iterrows())
                 parts.append(f"the leader {words} with {', '.join(names)}")
         text += "; ".join(parts) or "it leads wherever each input is moved"
-        known = part[part["swing"].notna()]
-        if len(known):
-            text += f". What matters most is {known.iloc[0]['input']}: gains of {known.iloc[0]['moved_gains']}"
+        told = part[part["swing"] > part["swing_hw"]]
+        if len(told):
+            text += f". What matters most is {told.iloc[0]['input']}: gains of {told.iloc[0]['moved_gains']}"
+        elif part["swing"].notna().any():
+            text += ". No input changes the gain by more than the noise: more seeds may tell"
         says.append(text + ".")
     return says
 
@@ -125,8 +129,10 @@ def _shown(table: pd.DataFrame, fields: list[str]) -> Table:
         even = "–" if isnan(r["break_even"]) else _value(str(r["input"]), r["break_even"])
         ranking = f"{r['ranking']}: {r['to']}" if r["to"] else str(r["ranking"])
         cells = [str(r["input"]), *(str(r[f]) for f in fields), f"{r['moved_to']} ({r['source']})", str(r["leader"])]
-        rows.append([*cells, str(r["rival"]), f"{r['gain']:+.1%}", str(r["moved_gains"]), even, ranking])
-    head = ["input", *short(fields), "moved to", "leader", "rival", "gain", "gain when moved", "break-even", "ranking"]
+        noise = "–" if isnan(r["swing_hw"]) else f"± {r['swing_hw']:.1%}"
+        rows.append([*cells, str(r["rival"]), f"{r['gain']:+.1%}", str(r["moved_gains"]), noise, even, ranking])
+    head = ["input", *short(fields), "moved to", "leader", "rival", "gain", "gain when moved", "noise of the change"]
+    head += ["break-even", "ranking"]
     return Table("Which input would change the answer", head, rows)
 
 
@@ -151,7 +157,7 @@ def _figure(rows: pd.DataFrame, fields: list[str]) -> Figure:
         for y, name in enumerate(swing.index):
             for i, (_, r) in enumerate(part[part["input"] == name].iterrows()):
                 reach = 100 * r["moved_gain"] - base
-                ax.barh(y, reach, left=base, color=below if i == 0 else above, height=0.7)
+                ax.barh(y + (0.18 if i == 0 else -0.18), reach, left=base, color=below if i == 0 else above, height=0.36)
         ax.axvline(base, color="0.2", linewidth=1)
         ax.axvline(0, color="0.4", linewidth=1, linestyle="--")
         ax.set_yticks(range(len(swing)), list(swing.index))
@@ -160,5 +166,5 @@ def _figure(rows: pd.DataFrame, fields: list[str]) -> Figure:
         ax.set(title=f"{title}\n{first['leader']}\nover {first['rival']}".strip(), xlabel="gain, %")
         ax.title.set_fontsize(9)
     handles = [Rectangle((0, 0), 1, 1, color=c) for c in (below, above)]
-    figure.legend(handles, ["first value", "second value"], loc="outside right upper", frameon=False)
+    figure.legend(handles, ["lower value", "higher value"], loc="outside right upper", frameon=False)
     return figure

@@ -17,6 +17,7 @@ from adasim.tables import GOODPUT, Design, Goal, paired_gain, verdict
 
 Run = Callable[[list[Trial], str], pd.DataFrame]  # trials, what they are for -> metrics of those that finished
 BEST, ALIKE, WORSE, DROPPED, OVER, FAILED = "best", "cannot tell", "worse", "dropped", "over a limit", "failed"
+LEAST_SEEDS = 3  # with two, an interval over seeds is too wide to say anything
 LEAST_MEASURED = 20  # requests of a shortened run beyond its warm-up
 
 
@@ -89,13 +90,13 @@ def candidates_of(plan: Plan) -> list[Candidate]:
 def ladder(candidates: int, tune: Tune, seeds: Sequence[int]) -> list[Rung]:
     """Rungs that end with few candidates on all ``seeds``; each gives ``eta`` times the runs of the one before.
 
-    Seeds are saved first, down to the two that an interval needs, then requests.
+    Seeds are saved first, down to the three that an interval needs, then requests.
     """
     count = 1 + max(0, ceil(log(candidates / tune.eta) / log(tune.eta) - 1e-9))
     rungs = []
     for r in range(count):
         part = tune.eta ** (r + 1 - count)
-        some = max(2, round(part * len(seeds)))
+        some = max(LEAST_SEEDS, round(part * len(seeds)))
         keep = max(2, ceil(candidates / tune.eta ** (r + 1)))
         rungs.append(Rung(tuple(seeds[:some]), min(1.0, part * len(seeds) / some), keep))
     return rungs

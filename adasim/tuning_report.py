@@ -20,7 +20,7 @@ from adasim.tuning import ALIKE, BEST, FAILED, OVER, Point, Standing
 LATENCY = "tpot_p50_ms"
 CAPTION = (
     "Every candidate that ran in full length, throughput against median time per output token; ringed and joined: the "
-    "frontier, where nothing else is both faster for the user and in sum. Bars: 95 % intervals over a candidate's seeds."
+    "frontier, where nothing else is both faster for the user and in sum. Bars: 95 % intervals over seeds, where all ran."
 )
 
 
@@ -85,7 +85,9 @@ def answer(points: list[Point], goal: Goal, tune: Tune) -> list[str]:
         if rivals:
             leader = next((s for s in rivals if s.status == BEST), None)
             gap = (
-                f"; the best on average, {leader.candidate.label}, is {_gap(advised)} ahead" if leader is not None else ""
+                f"; the best on average, {leader.candidate.label}, is {_gap(advised.behind, advised.behind_hw)} ahead"
+                if leader is not None
+                else ""
             )
             others = ", ".join(s.candidate.label for s in rivals)
             text += f"; cannot tell it from {others} (the simplest stands first{gap})"
@@ -97,8 +99,10 @@ def answer(points: list[Point], goal: Goal, tune: Tune) -> list[str]:
     return says
 
 
-def _gap(s: Standing) -> str:
-    return f"{s.behind:+.1%}" if isnan(s.behind_hw) else f"{s.behind:+.1%} ± {s.behind_hw:.1%}"
+def _gap(gain: float, half_width: float) -> str:
+    if isnan(gain):
+        return "–"
+    return f"{gain:+.1%}" if isnan(half_width) else f"{gain:+.1%} ± {'>100%' if half_width > 1 else f'{half_width:.1%}'}"
 
 
 def _with_numbers(s: Standing, goal: Goal, tune: Tune) -> str:
@@ -178,7 +182,7 @@ def _shown(title: str, table: pd.DataFrame, fields: list[str], *, folded: bool =
     metrics = [m for m in METRICS if m in table and table[m].notna().any()]
     rows = []
     for _, row in table.iterrows():
-        gap = "–" if isnan(row["behind"]) else f"{row['behind']:+.1%} ± {row['behind_hw']:.1%}"
+        gap = _gap(row["behind"], row["behind_hw"])
         runs = f"{row['seeds']} x {row['share']:.0%}"
         status = f"{row['status']}, advised" if row["advised"] else str(row["status"])
         numbers = [number(row[m], row[f"{m}_hw"]) for m in metrics]
@@ -202,6 +206,9 @@ def _figure(table: pd.DataFrame, metric: str, fields: list[str]) -> Figure:
     names = list(dict.fromkeys(kinds))
     for name, colour in zip(names, sns.color_palette("colorblind", len(names)), strict=True):
         part = full[kinds == name]
+        part = part.assign(
+            **{f"{m}_hw": part[f"{m}_hw"].where(part["seeds"] == full["seeds"].max()) for m in (LATENCY, metric)}
+        )
         ax.errorbar(
             part[LATENCY], part[metric], xerr=part[f"{LATENCY}_hw"], yerr=part[f"{metric}_hw"], fmt="o", markersize=5,
             color=colour, elinewidth=0.8, label=name,
@@ -215,6 +222,6 @@ def _figure(table: pd.DataFrame, metric: str, fields: list[str]) -> Figure:
         if text not in seen and len(front) <= 15:
             ax.annotate(text, (row[LATENCY], row[metric]), textcoords="offset points", xytext=(7, -9), fontsize=7)
         seen.add(text)
-    ax.set(xlabel="median time per output token, ms", ylabel=_name(metric), ylim=(0, None))
+    ax.set(xlabel="median time per output token, ms", ylabel=_name(metric), xlim=(0, None), ylim=(0, None))
     figure.legend(loc="outside right upper", frameon=False)
     return figure
