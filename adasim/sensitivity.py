@@ -23,6 +23,7 @@ from adasim.types import FloatArray
 
 ADJUST = "backend.adjust."
 HOLDS, UNSURE, FLIPS = "holds", "cannot tell", "flips"
+REACH = 3.0
 Run = Callable[[list[Trial], str], pd.DataFrame]
 
 
@@ -277,7 +278,8 @@ def _ratios(runs: pd.DataFrame, design: Design, contest: Contest) -> FloatArray:
 def break_even(rows: pd.DataFrame) -> float:
     """Value of an input at which the leader's gain over the rival is nothing; NaN when no move lowers it.
 
-    On a line through the neutral value and a move that lowers the gain: the one that gets there first.
+    On a line through the neutral value and a move that lowers the gain: the one that gets there first. NaN too where that
+    is more than ``REACH`` moves away, or the leader was not ahead: a line does not reach that far.
 
     Args:
         rows: of one input at one point, with numbers for values.
@@ -290,4 +292,6 @@ def break_even(rows: pd.DataFrame) -> float:
         fall = base - float(r["moved_gain"])
         if fall > 0 and base > 0:
             found.append(float(neutral) + (float(r["value"]) - float(neutral)) * base / fall)
+    reach = REACH * max(abs(float(v) - float(neutral)) for v in rows["value"])
+    found = [v for v in found if abs(v - float(neutral)) <= reach]
     return min(found, key=lambda v: abs(v - float(neutral)), default=nan)

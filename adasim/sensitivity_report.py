@@ -99,7 +99,8 @@ def method(within: float, seeds: int) -> list[str]:
         f"half-width of its {CONFIDENCE:.0%} interval, paired by seed; where it leads by less it cannot be told. "
         "Intervals stand each for itself.",
         "Break-even: where the gain over the rival would vanish, on a line through the move that lowers it; beyond the "
-        "moved range it is an extrapolation. Moves together may do what none does alone.",
+        "moved range it is an extrapolation, and is not given beyond three times the move. Moves together may do "
+        "what none does alone.",
     ]
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf, isnan, log, nan
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from adasim.plan import Plan, Trial
@@ -17,6 +18,7 @@ from adasim.tables import GOODPUT, Design, Goal, paired_gain, verdict
 
 Run = Callable[[list[Trial], str], pd.DataFrame]  # trials, what they are for -> metrics of those that finished
 BEST, ALIKE, WORSE, DROPPED, OVER, FAILED = "best", "cannot tell", "worse", "dropped", "over a limit", "failed"
+NEAR = 0.05  # what cannot be told from the leader and is this close on average, or within the model's error, is its equal
 LEAST_SEEDS = 3  # with two, an interval over seeds is too wide to say anything
 LEAST_MEASURED = 20  # requests of a shortened run beyond its warm-up
 
@@ -52,19 +54,20 @@ class Standing:
     status: str = DROPPED
     behind: float = nan  # gain of the leader of its rung over it
     behind_hw: float = nan
+    near: bool = False  # one of the best as far as can be told, and nearly so on average
 
 
 @dataclass(slots=True)
 class Point:
-    """The outcome at a point of the sweep: standings, those that may be best first, the simplest of them leading."""
+    """The outcome at a point of the sweep: standings, near-equal best ones first, the simplest of them leading."""
 
     point: dict[str, Value]
     standings: list[Standing] = field(default_factory=list)
 
     @property
     def advised(self) -> Standing | None:
-        """What to use: the simplest of those that may be best; None when none meets the limits."""
-        return next((s for s in self.standings if s.status in {BEST, ALIKE}), None)
+        """What to use: the simplest of the near-equal best ones; None when none meets the limits."""
+        return next((s for s in self.standings if s.near), None)
 
 
 def goal_of(plan: Plan, tune: Tune) -> Goal:
@@ -222,9 +225,10 @@ def _judge(metrics: pd.DataFrame, ranked: list[Standing], rung: Rung, design: De
         if standing.status != OVER:
             told = verdict(gain.estimate, gain.half_width, error)
             standing.status = WORSE if told == "better" else ALIKE
+            standing.near = standing.status == ALIKE and gain.estimate <= np.fmax(NEAR, error)
     leader.behind, leader.behind_hw = 0.0, 0.0
     if leader.status != OVER:
-        leader.status = BEST
+        leader.status, leader.near = BEST, True
 
 
 def _survivors(ranked: list[Standing], rung: Rung) -> list[Standing]:
@@ -237,13 +241,19 @@ def _survivors(ranked: list[Standing], rung: Rung) -> list[Standing]:
         families.add(s.candidate.family)
     for s in ranked:
         if s not in on and s.status in {BEST, ALIKE}:
-            s.status = DROPPED
+            s.status, s.near = DROPPED, False
     return on
 
 
 def _place(s: Standing) -> tuple[object, ...]:
-    """Those that may be best by simplicity, then the others as they ended."""
-    if s.status in {BEST, ALIKE}:
+    """Near-equal best ones by simplicity, then the others as they ended."""
+    if s.near:
         return (0, s.candidate.order)
     excess = s.behind if not isnan(s.behind) else inf
-    return (1, {WORSE: 0, DROPPED: 0, OVER: 1, FAILED: 2}[s.status], -s.rung, excess, s.candidate.order)
+    return (
+        1,
+        {BEST: 0, ALIKE: 0, WORSE: 0, DROPPED: 0, OVER: 1, FAILED: 2}[s.status],
+        -s.rung,
+        excess,
+        s.candidate.order,
+    )

@@ -15,7 +15,7 @@ from adasim.report import SUMMARY, Page, Story, Table, number, short, write_page
 from adasim.search import METRICS, Tune
 from adasim.statistics import CONFIDENCE, simultaneous
 from adasim.tables import MATERIAL, Goal
-from adasim.tuning import ALIKE, BEST, FAILED, OVER, Point, Standing
+from adasim.tuning import ALIKE, BEST, FAILED, NEAR, OVER, Point, Standing
 
 LATENCY = "tpot_p50_ms"
 CAPTION = (
@@ -80,7 +80,8 @@ def answer(points: list[Point], goal: Goal, tune: Tune) -> list[str]:
             nearest = f"; nearest is {_with_numbers(over[0], goal, tune)}" if over else ""
             says.append(f"{start}no candidate meets the limits{nearest}.")
             continue
-        rivals = [s for s in point.standings if s.status in {BEST, ALIKE} and s is not advised]
+        rivals = [s for s in point.standings if s.near and s is not advised]
+        hidden = [s.candidate.label for s in point.standings if s.status == ALIKE and not s.near]
         text = f"{start}use {_with_numbers(advised, goal, tune)}"
         if rivals:
             leader = next((s for s in rivals if s.status == BEST), None)
@@ -91,8 +92,10 @@ def answer(points: list[Point], goal: Goal, tune: Tune) -> list[str]:
             )
             others = ", ".join(s.candidate.label for s in rivals)
             text += f"; cannot tell it from {others} (the simplest stands first{gap})"
-        else:
+        elif not hidden:
             text += "; better than every other candidate"
+        if hidden:
+            text += f"; behind on average, but noise hides whether worse: {', '.join(hidden)} (more seeds may tell)"
         if advised.limits == "cannot tell":
             text += "; whether it keeps the limits cannot be told"
         says.append(text + ".")
@@ -138,8 +141,9 @@ def method(points: list[Point], goal: Goal, tune: Tune, error: float) -> list[st
             if isnan(error)
             else f"({error:.1%}, what the scenario tolerates against its reference)."
         ),
-        "Simplest first: what needs the fewest signals (none, a head, a head and a cost model), then the fewest "
-        "settings.",
+        f"Near-equal: what cannot be told from the leader and is within {np.fmax(NEAR, error):.0%} of it on average; the "
+        "simplest of them is advised. Simplest: what needs the fewest signals (none, a head, a head and a cost model), "
+        "then the fewest settings.",
         "The best of many is chosen on the runs that report it; a candidate that was dropped early has numbers of fewer, "
         "or shorter, runs.",
         "Decisions are a function of the trials on disk: a search that was interrupted and resumed ends like one that "

@@ -78,6 +78,7 @@ def test_break_even_by_hand() -> None:
     rows = pd.DataFrame({"value": [0.95, 1.05], "neutral": 1.0, "gain": 0.10, "moved_gain": [0.14, 0.05]})
     assert break_even(rows) == pytest.approx(1.10)
     assert np.isnan(break_even(rows.assign(moved_gain=[0.1, 0.2])))
+    assert np.isnan(break_even(rows.assign(moved_gain=[0.1, 0.099])))  # at 6, 100 moves away
     assert np.isnan(break_even(rows.assign(neutral=None)))
 
 
