@@ -207,6 +207,37 @@ def train_ship_command(
     typer.echo(f"{out}: step {facts['step']}, SHA-256 {facts['sha256'][:16]}")
 
 
+@train_app.command(name="opd")
+def train_opd_command(
+    kept: Annotated[Path, typer.Argument(help="Folder of one run under backend.opd.keep.")],
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Change a setting of the run; repeatable.")
+    ] = None,
+    hold: Annotated[int, typer.Option(min=1, help="Last buffers that are never trained on and judge.")] = 1,
+    threads: Threads = 1,
+    as_json: Json = False,
+) -> None:
+    """Replay distillation on the buffers a run kept: what would another loss have made of the same traffic?"""
+    _torch(threads)
+    from dataclasses import asdict
+
+    from adasim.files import to_json
+    from adasim.plan import changed
+    from adasim.real.opd import Opd
+    from adasim.real.replay import kept_settings, replay
+
+    opd = changed(Opd, kept_settings(kept)[1]["opd"], settings or [])
+    for tried in replay(kept, opd, hold):
+        if as_json:
+            typer.echo(to_json(asdict(tried)), nl=False)
+        else:
+            taus = ", ".join(f"{d} {t.tau:.3f}" for d, t in tried.tau.items())
+            loss = f"loss {tried.progress.losses[-1]:.3f}; " if tried.progress else ""
+            typer.echo(
+                f"after buffer {tried.buffer}: {loss}tau on held-out requests: {taus}; trained {tried.train_s:.0f} s"
+            )
+
+
 def _torch(threads: int) -> Any:
     from adasim.errors import InputError
 

@@ -3,7 +3,7 @@
 All but ``backlog`` take records already cut to the measured window; rates divide by the window's length.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan
 from typing import TYPE_CHECKING, Literal
 
@@ -95,7 +95,7 @@ def cut(records: Records, part: Window) -> Records:
     """Steps that end inside the window, and the requests that count. Blocks stay whole: they have no time."""
     steps, requests = _inside(records, part)
     gaps = records.gaps[records.gaps["step"].isin(steps["step"])]
-    return Records(steps, requests, records.blocks, gaps, records.last_arrival_s, records.notes)
+    return replace(records, steps=steps, requests=requests, gaps=gaps)
 
 
 def _inside(records: Records, part: Window) -> "tuple[pd.DataFrame, pd.DataFrame]":

@@ -7,15 +7,19 @@ from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from adasim import __version__
 from adasim.errors import InputError
+from adasim.explain import explain
 from adasim.files import load_yaml, loading_from, parse_yaml
 from adasim.policies.base import Policy
 from adasim.scenario import Scenario, Value, find_scenario, validate
 
 MAX_PROBLEMS = 20
+Made = TypeVar("Made", bound=BaseModel)
 PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune")
 
 
@@ -72,14 +76,11 @@ def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]
     config = load_yaml(path)
     if config.get("sweep") is None:
         config.pop("sweep", None)
-    problems, notes = [], []
+    problems: list[str] = []
+    notes: list[str] = []
     for setting in settings:
-        key, sep, text = setting.partition("=")
-        if not sep or not key:
-            problems.append(f"--set {setting}: expected field=value, like workload.concurrency=64")
-            continue
         try:
-            value = parse_yaml(text, f"--set {key}")
+            key, value = parse_setting(setting)
             if isinstance(config.get("sweep"), dict) and key in config["sweep"]:
                 del config["sweep"][key]
                 notes.append(f"--set {key}: replaces the sweep over it")
@@ -105,6 +106,39 @@ def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]
     trials = [replace(t, digests=digests) for t in plan.trials]
     mine = {_short(path.resolve()): sha256(path.read_bytes()).hexdigest()}
     return replace(plan, trials=trials, files=mine | inputs, notes=notes + plan.notes)
+
+
+def parse_setting(setting: str) -> tuple[str, Any]:
+    """Field and value of ``field=value``; the value is YAML.
+
+    Raises:
+        InputError: it has another form.
+    """
+    key, sep, text = setting.partition("=")
+    if not sep or not key:
+        raise InputError(f"--set {setting}: expected field=value, like workload.concurrency=64")
+    return key, parse_yaml(text, f"--set {key}")
+
+
+def changed(model: type[Made], config: dict[str, Any], settings: Sequence[str]) -> Made:
+    """A component from its configuration with ``field=value`` settings applied.
+
+    Raises:
+        InputError: everything that is wrong, each with its path.
+    """
+    problems: list[str] = []
+    for setting in settings:
+        try:
+            assign(config, *parse_setting(setting))
+        except InputError as error:
+            problems += error.problems
+    try:
+        made = model.model_validate(config)
+    except ValidationError as error:
+        raise InputError(*problems, *explain(error, model)) from None
+    if problems:
+        raise InputError(*problems)
+    return made
 
 
 def _short(path: Path) -> str:

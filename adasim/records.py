@@ -32,6 +32,7 @@ class StepRecord(NamedTuple):
     kv_blocks: int  # in use while it ran, reservations and prefix cache included
     context: float  # mean context of the decoding requests, tokens
     evicted: int  # requests sent back to the queue
+    draft_version: int = 0  # of the drafter; 0 = as loaded
 
 
 class RequestRecord(NamedTuple):
@@ -53,6 +54,7 @@ class RequestRecord(NamedTuple):
     accepted: int
     evictions: int
     cached_tokens: int  # prompt tokens found in the prefix cache at first admission
+    draft_version: int = 0  # of its last round
 
 
 class BlockRecord(NamedTuple):
@@ -62,6 +64,7 @@ class BlockRecord(NamedTuple):
     verify_len: int
     accepted: int
     blocks: int
+    draft_version: int = 0
 
 
 class GapRecord(NamedTuple):
@@ -72,6 +75,16 @@ class GapRecord(NamedTuple):
     chunks: int
 
 
+class EventRecord(NamedTuple):
+    """Something rare that a report must tell: a drafter was published, loaded, refused or rolled back."""
+
+    time_s: float
+    kind: str  # trained, reload, refused, rollback, trainer_failed
+    draft_version: int
+    seconds: float  # how long serving paused, or the trainer took
+    detail: str
+
+
 @dataclass(slots=True)
 class Records:
     """All tables of one run, and when its source of requests ran dry."""
@@ -80,12 +93,13 @@ class Records:
     requests: "pd.DataFrame"  # RequestRecord columns
     blocks: "pd.DataFrame"  # BlockRecord columns
     gaps: "pd.DataFrame"  # GapRecord columns
+    events: "pd.DataFrame"  # EventRecord columns
     last_arrival_s: float
     notes: list[str] = field(default_factory=list)  # what a report must say: extrapolations, estimates
 
     def write(self, folder: Path) -> None:
         """One Parquet file a table, the same bytes for the same records."""
-        for name in ("steps", "requests", "blocks", "gaps"):
+        for name in ("steps", "requests", "blocks", "gaps", "events"):
             getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
 
 

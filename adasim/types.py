@@ -49,8 +49,9 @@ class EngineCaps:
     max_running_requests: int
     ragged: bool = True  # False: every request is verified as long as the longest (padded)
     captured_tokens: tuple[int, ...] = ()  # graph sizes; () = none captured, no padding
+    captured_lens: tuple[int, ...] = ()  # verify lengths of uniform rounds with a graph; () = graphs fit all
     lag_steps: int = 0  # rounds after which a policy sees an outcome
-    provides: frozenset[str] = frozenset()  # of "survival", "accept_len", "cost", "truth"
+    provides: frozenset[str] = frozenset()  # "survival", "accept_len", "margin", "cost", "truth", "predicted_len"
     cost: RoundCost | None = None
 
     @property
@@ -91,13 +92,15 @@ class DraftView:
     """What a policy sees after drafting. Entry i of a row never depends on the sampled token at i or later.
 
     ``survival`` is a calibrated curve (confidence heads); ``accept_len`` is a length head's raw estimate of
-    the accepted length, the anchor counted. ``truth`` exists in the simulator only.
+    the accepted length, the anchor counted. ``margin`` is what the drafter itself shows: by how many nats its
+    likeliest token leads the second, informative but not calibrated. ``truth`` exists in the simulator only.
     """
 
     draft_lens: IntArray  # [n]
     survival: FloatArray | None = None  # [n, max_draft_len] P(first k drafts accepted), k = 1..
     accept_len: FloatArray | None = None  # [n] estimate of L + 1; may lie outside 1..B
     truth: IntArray | None = None  # [n] L
+    margin: FloatArray | None = None  # [n, max_draft_len] logit of the likeliest token less that of the second
 
     def take(self, rows: IntArray) -> "DraftView":
         """The same view for some of its rows."""
@@ -106,6 +109,7 @@ class DraftView:
             None if self.survival is None else self.survival[rows],
             None if self.accept_len is None else self.accept_len[rows],
             None if self.truth is None else self.truth[rows],
+            None if self.margin is None else self.margin[rows],
         )
 
 
@@ -128,12 +132,17 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class QueueView:
-    """Waiting requests that could be admitted now, the longest-waiting first."""
+    """Waiting requests that could be admitted now, the longest-waiting first.
+
+    A scheduler that looks no further than the head of the queue is shown only as many as there are places.
+    """
 
     request_ids: IntArray  # [m]
     arrival_s: FloatArray  # [m]
     prompt_lens: IntArray  # [m]
     blocks: IntArray  # [m] KV blocks each would take, its first round's reservation included
+    now_s: float = 0.0
+    predicted_lens: FloatArray | None = None  # [m] a predictor's guess of output tokens, never the truth itself
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ def main() -> None:
     )
     if (DRAFTERS / SMOLLM2).is_dir():
         backend = TorchBackend(drafter=SMOLLM2)
-        drafter, _ = backend.load_drafter(target)
+        _, drafter, _ = backend.load_drafter(target)
         costs = measure(target, drafter, [1], [1], [128], repeats=10 * options.repeats)
         times = {c.what: c.median_s for c in costs}
         found["drafting a block of 16 over a target forward of 1 token, batch 1"] = [times["draft"] / times["verify"]]

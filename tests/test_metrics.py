@@ -1,5 +1,6 @@
 """Metrics on records worked out by hand."""
 
+from dataclasses import replace
 from itertools import pairwise
 from math import isnan, nan
 
@@ -10,7 +11,7 @@ import pytest
 from adasim import metrics
 from adasim.metrics import Window
 from adasim.policies.fixed import Fixed
-from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, frame
+from adasim.records import BlockRecord, EventRecord, GapRecord, Records, RequestRecord, StepRecord, frame
 from adasim.statistics import BATCHES, t_interval
 from adasim.types import Slo
 from tests.build import OFF, closed, simulate
@@ -48,6 +49,7 @@ def records() -> Records:
         frame(RequestRecord, requests),
         frame(BlockRecord, [BlockRecord("a", 4, 1, 8)]),
         frame(GapRecord, gaps),
+        frame(EventRecord, []),
         last_arrival_s=3.0,
     )
 
@@ -193,8 +195,8 @@ def test_warmup_by_mser5_reads_requests_in_their_order(records: Records) -> None
         slow = 3.0 if i >= 90 else 1.0 + 0.01 * (i % 2)
         rows.append(request(i, finish - 10 * slow, finish - 1, finish, 10))
     table = frame(RequestRecord, rows)
-    many = Records(records.steps, table, records.blocks, records.gaps, last_arrival_s=1e9)
+    many = replace(records, requests=table, last_arrival_s=1e9)
     assert metrics.warmup_by_mser5(many, open_loop=False, until_last_arrival=True) == 10
     assert metrics.warmup_by_mser5(records, open_loop=False, until_last_arrival=True) is None
-    early = Records(records.steps, table, records.blocks, records.gaps, last_arrival_s=120.0)
+    early = replace(many, last_arrival_s=120.0)
     assert metrics.warmup_by_mser5(early, open_loop=False, until_last_arrival=True) is None  # 20 finished by then

@@ -32,7 +32,7 @@ class FlatCost:
 
 
 def caps(**fields: Any) -> EngineCaps:
-    provides = frozenset({"survival", "accept_len", "cost", "truth"})
+    provides = frozenset({"survival", "accept_len", "margin", "cost", "truth"})
     given: dict[str, Any] = {
         "max_draft_len": 15,
         "max_running_requests": 64,
@@ -53,6 +53,7 @@ def draft(rng: np.random.Generator, draft_lens: IntArray, width: int) -> DraftVi
         survival=np.cumprod(rng.random((n, width)), axis=1, dtype=np.float64),
         accept_len=rng.normal(6, 6, n),
         truth=rng.integers(0, width + 1, n),
+        margin=rng.normal(1, 2, (n, width)),
     )
 
 
@@ -140,6 +141,9 @@ def test_head_rounds_scales_and_clamps() -> None:
     assert lens(Head(), view) == [3, 1, 4]
     assert lens(Head(rounding="floor"), view) == [2, 1, 4]
     assert lens(Head(gamma=1.4, min_verify_len=2), view) == [4, 2, 4]
+    # 2.6 is 1.6 drafts: 1 + round(1.4 x 1.6 = 2.24) against round(1.4 x 2.6 = 3.64)
+    assert lens(Head(gamma=1.4, base="drafts"), view) == [3, 1, 4]
+    assert lens(Head(gamma=0.7, base="drafts", rounding="floor"), view) == [2, 1, 4]
 
 
 def test_threshold_keeps_the_leading_confident_tokens() -> None:

@@ -5,20 +5,27 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from adasim.calibration.roofline import RooflineCost  # noqa: E402
 from adasim.errors import InputError  # noqa: E402
 from adasim.lengths import FixedLength  # noqa: E402
+from adasim.policies.dspark import DSpark  # noqa: E402
 from adasim.policies.fixed import Fixed  # noqa: E402
 from adasim.policies.head import Head  # noqa: E402
 from adasim.policies.off import Off  # noqa: E402
+from adasim.policies.scheduler import ShortestPredicted  # noqa: E402
+from adasim.policies.smartspec import SmartSpec  # noqa: E402
+from adasim.policies.vllm_adaptive import VllmAdaptive  # noqa: E402
 from adasim.real.backend import TorchBackend  # noqa: E402
 from adasim.real.checkpoint import Checkpoint, save_checkpoint  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
 from adasim.real.length_head import make_head  # noqa: E402
+from adasim.real.opd import Opd  # noqa: E402
 from adasim.real.sampling import Forced  # noqa: E402
 from adasim.real.texts import read_prompts  # noqa: E402
 from adasim.real.weights import RANDOM  # noqa: E402
@@ -51,6 +58,13 @@ def test_speculation_gives_the_text_of_plain_decoding(drafter: Path) -> None:
         assert (records.requests["status"] == "finished").all()
 
 
+def test_policies_that_ask_for_time_run_with_a_cost_model(drafter: Path) -> None:
+    fast = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), cost=RooflineCost())
+    expected = TorchBackend(target="random-tiny", dtype="float32").serve(workload(), Off(), seed=1)[1]
+    for policy in (SmartSpec(), DSpark(), VllmAdaptive(interval=2, warmup_refits=1)):
+        assert fast.serve(workload(), policy, seed=1)[1] == expected
+
+
 def test_open_arrivals_wait_for_the_clock() -> None:
     backend = TorchBackend(target="random-tiny", dtype="float32")
     arrivals = Poisson(rate_rps=50.0, requests=5, output_len=FixedLength(tokens=3), domains={"code": 1.0})
@@ -69,6 +83,10 @@ def test_forced_acceptance_is_marked(drafter: Path) -> None:
 def test_what_cannot_run_is_refused(drafter: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="accept_len"):
         TorchBackend(target="random-tiny").check_policy(Head())
+    with pytest.raises(InputError, match="smartspec needs cost; the engine provides accept_len, margin, survival"):
+        TorchBackend(target="random-tiny", drafter=str(drafter)).check_policy(SmartSpec())
+    with pytest.raises(InputError, match="scheduler shortest needs predicted_len"):
+        TorchBackend(target="random-tiny", scheduler=ShortestPredicted()).check_workload(workload(), 0)
     with pytest.raises(InputError, match="takes 8192 in all"):
         TorchBackend(target="random-tiny").run(
             Closed(concurrency=1, requests=1, output_len=FixedLength(tokens=9000), domains={"chat": 1.0}), Off(), 0
@@ -89,3 +107,25 @@ def test_packaged_prompts_are_fifty_a_domain() -> None:
 def test_importing_the_backend_loads_no_torch() -> None:
     code = "import sys, adasim.real.backend; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_distillation_runs_beside_serving_and_keeps_its_versions(drafter: Path, tmp_path: Path) -> None:
+    plain = TorchBackend(target="random-tiny", dtype="float32")
+    _, expected = plain.serve(workload(requests=12), Off(), seed=0)
+    opd = Opd(buffer=4, epochs=1, teacher="rerun", keep=str(tmp_path / "kept"))
+    backend = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), opd=opd)
+    records, texts = backend.serve(workload(requests=12), Head(), seed=0)
+    assert texts == expected
+    assert any(note.startswith("distillation:") for note in records.notes)
+    assert not any("ALARM" in note for note in records.notes)
+    (run,) = (tmp_path / "kept").iterdir()
+    assert run.name == "head-0"
+    assert (run / "buffers" / "000001.npz").exists()
+    with pytest.raises(InputError, match="exists; use another folder"):
+        backend.serve(workload(), Head(), seed=0)
+
+
+@pytest.mark.parametrize("fields", [{}, {"drafter": "d", "forced": Forced(lengths=[1])}])
+def test_distillation_needs_a_drafter_and_real_acceptance(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="opd"):
+        TorchBackend(target="random-tiny", opd=Opd(), **fields)

@@ -1,7 +1,7 @@
 """The torch engine on a tiny random target: lossless for every policy, whatever memory and batch do."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,13 +10,35 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from adasim.errors import InputError  # noqa: E402
+from adasim.policies.adaspec import AdaSpec  # noqa: E402
 from adasim.policies.base import Policy  # noqa: E402
+from adasim.policies.dcut import DCut  # noqa: E402
 from adasim.policies.driver import PolicyDriver  # noqa: E402
+from adasim.policies.dspark import DSpark  # noqa: E402
+from adasim.policies.exp3 import Exp3  # noqa: E402
 from adasim.policies.fixed import Fixed  # noqa: E402
 from adasim.policies.head import Head  # noqa: E402
 from adasim.policies.off import Off  # noqa: E402
-from adasim.policies.scheduler import EmaAdmission, Fcfs, Scheduler  # noqa: E402
+from adasim.policies.oracle import Oracle  # noqa: E402
+from adasim.policies.rolling_off import RollingOff  # noqa: E402
+from adasim.policies.schedule import Schedule  # noqa: E402
+from adasim.policies.scheduler import (  # noqa: E402
+    EmaAdmission,
+    Fcfs,
+    Scheduler,
+    ShortestPredicted,
+    SloAdmission,
+    VerifyPacking,
+)
+from adasim.policies.sglang_ema import SGLangEma  # noqa: E402
+from adasim.policies.sglang_throughput import SGLangThroughput  # noqa: E402
+from adasim.policies.smartspec import SmartSpec  # noqa: E402
+from adasim.policies.specdecpp import SpecDecPP  # noqa: E402
+from adasim.policies.tetris import Tetris  # noqa: E402
 from adasim.policies.threshold import Threshold  # noqa: E402
+from adasim.policies.ucb1 import Ucb1  # noqa: E402
+from adasim.policies.vllm_adaptive import VllmAdaptive  # noqa: E402
 from adasim.real.collect import Collector  # noqa: E402
 from adasim.real.draft import Drafter  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
@@ -25,6 +47,8 @@ from adasim.real.features import score  # noqa: E402
 from adasim.real.kv import Span  # noqa: E402
 from adasim.real.layers import Arch  # noqa: E402
 from adasim.real.length_head import make_head  # noqa: E402
+from adasim.real.proposal import leads  # noqa: E402
+from adasim.real.samples import Sample  # noqa: E402
 from adasim.real.sampling import Forced, Sampling  # noqa: E402
 from adasim.real.target import Target  # noqa: E402
 from adasim.real.weights import random_target  # noqa: E402
@@ -75,18 +99,21 @@ def serve(
     target: Target, drafter: Drafter | None, policy: Policy, texts: list[list[int]], *, want: int = 24,
     running: int = 4, memory: KvMemory | None = None, eos: frozenset[int] = frozenset(),
     sampling: Sampling | None = None, scheduler: Scheduler | None = None, forced: Forced | None = None,
-    collector: Collector | None = None, reloads: Sequence[Drafter] = (),
+    collector: Collector | None = None, reloads: Sequence[Drafter] = (), full_verify_share: float = 0.0,
+    between: Callable[[Engine], None] | None = None, domains: Sequence[str] = ("default",),
 ) -> Run:  # fmt: skip
-    caps = EngineCaps(BLOCK - 1, running, provides=frozenset({"survival", "accept_len"}))
-    requests = [Request(i, 0, len(p), want) for i, p in enumerate(texts)]
+    """Serve prompts to their end; requests take domains in turn. ``between`` is called after every step."""
+    provides = frozenset({"survival", "accept_len", "margin", "cost"})
+    caps = EngineCaps(BLOCK - 1, running, provides=provides, cost=TokenCost())
+    requests = [Request(i, i % len(domains), len(p), want) for i, p in enumerate(texts)]
     admission = Admission(
         requests, np.zeros(len(texts), np.int64), scheduler or Fcfs(), memory or KvMemory(), caps
     )  # fmt: skip
     torch.manual_seed(0)
     engine = Engine(
         target, drafter, make_head("released", DRAFT.hidden), PolicyDriver(policy, caps), admission,
-        Recorder(["default"], BLOCK), texts, eos=eos, max_len=128, sampling=sampling or Sampling(), forced=forced,
-        collector=collector,
+        Recorder(domains, BLOCK), texts, eos=eos, max_len=128, sampling=sampling or Sampling(), forced=forced,
+        collector=collector, full_verify_share=full_verify_share,
     )  # fmt: skip
     for i in range(len(texts)):
         admission.submit(i, 0.0)
@@ -94,8 +121,17 @@ def serve(
     while finished < len(texts):
         finished += len(engine.step())
         if waiting:
-            engine.reload(waiting.pop(0), engine.head, engine.version + 1)
+            engine.reload(waiting.pop(0), engine.head, engine.recorder.draft_version + 1)
+        if between is not None:
+            between(engine)
     return Run(engine, [engine.tokens[i][len(p) :] for i, p in enumerate(texts)])
+
+
+class TokenCost:
+    """Seconds as a policy might know them from a profile."""
+
+    def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
+        return 1e-3 * (5 + 0.05 * verified + 0.01 * draft_positions)
 
 
 class Ragged(Policy):
@@ -110,17 +146,29 @@ class Ragged(Policy):
         return np.minimum(1 + (3 * batch.request_ids + batch.step) % BLOCK, draft.draft_lens + 1)
 
 
-POLICIES = [Off(), Fixed(verify_len=1), Fixed(verify_len=3), Fixed(verify_len=BLOCK), Head(), Threshold(), Ragged()]
+POLICIES = [
+    Off(), Fixed(verify_len=1), Fixed(verify_len=3), Fixed(verify_len=BLOCK), Head(), Threshold(), Ragged(),
+    Tetris(drafts=9), VllmAdaptive(interval=3, warmup_refits=1),
+]  # fmt: skip
+LOOK_UP_OR_LEARN = [
+    Schedule(drafts={1: 7, 3: 2, 4: 0}), Schedule(drafts={1: 3}, draft_block=True), RollingOff(window=4), SGLangEma(),
+    Ucb1(), Exp3(), SGLangThroughput(interval=2), SmartSpec(off_bonus=0.5), AdaSpec(),
+]  # fmt: skip
+READ_CONFIDENCE = [
+    Head(gamma={1: 2.0, 8: 0.5}), SpecDecPP(stop_above=0.99), DCut(), DSpark(), DSpark(stale_steps=2, stop="best"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.label)
+@pytest.mark.parametrize("policy", [*POLICIES, *LOOK_UP_OR_LEARN, *READ_CONFIDENCE], ids=lambda p: p.label)
 def test_greedy_output_is_that_of_plain_decoding(target: Target, drafter: Drafter, policy: Policy) -> None:
     texts = prompts(7)
     run = serve(target, drafter, policy, texts)
     assert run.texts == [plain(target, p, 24) for p in texts]
 
 
-@pytest.mark.parametrize("policy", [Fixed(verify_len=BLOCK), Ragged()], ids=lambda p: p.label)
+@pytest.mark.parametrize(
+    "policy", [Fixed(verify_len=BLOCK), *POLICIES[6:], *LOOK_UP_OR_LEARN, *READ_CONFIDENCE], ids=lambda p: p.label
+)
 def test_a_perfect_drafter_changes_nothing_but_the_number_of_rounds(target: Target, policy: Policy) -> None:
     """Drafts that are often right exercise acceptance, ends inside a block and EOS among drafts."""
     texts = prompts(6)
@@ -158,7 +206,9 @@ class _Oracle(Drafter):
         return logits
 
 
-@pytest.mark.parametrize("scheduler", [Fcfs(), EmaAdmission()], ids=lambda s: s.kind)
+@pytest.mark.parametrize(
+    "scheduler", [Fcfs(), EmaAdmission(), VerifyPacking(verify_tokens=64), SloAdmission()], ids=lambda s: s.kind
+)
 def test_a_small_pool_sends_requests_back_and_changes_nothing(
     target: Target, drafter: Drafter, scheduler: Scheduler
 ) -> None:
@@ -174,6 +224,18 @@ def test_a_small_pool_sends_requests_back_and_changes_nothing(
     chunks = records.requests["rounds"].sum() + sum(x.evictions for x in lives if x.tokens > 1)
     assert records.gaps["chunks"].sum() == chunks  # those who waited through an eviction are counted
     assert records.steps["kv_blocks"].max() > 20  # of 24, before spare slots are given back
+
+
+def test_what_no_real_engine_knows_is_refused(target: Target, drafter: Drafter) -> None:
+    """The truth about drafts, and a guess of how long answers will be."""
+    with pytest.raises(InputError, match="oracle needs truth; the engine provides accept_len, cost, margin, survival"):
+        serve(target, drafter, Oracle(), prompts(1))
+    with pytest.raises(InputError, match="scheduler shortest needs predicted_len"):
+        serve(target, drafter, Off(), prompts(1), scheduler=ShortestPredicted())
+
+
+def test_margins_are_the_lead_of_the_likeliest_token() -> None:
+    assert leads(torch.tensor([[1.0, 4.0, 2.5], [0.0, -1.0, -3.0]])).tolist() == [1.5, 1.0]
 
 
 def test_batch_of_one_and_no_drafter(target: Target) -> None:
@@ -207,17 +269,20 @@ def test_reloading_the_drafter_changes_no_output(target: Target, drafter: Drafte
     others = [Drafter(drafter.shape, drafter.shape.fresh(seed), target, drafter.vocab) for seed in range(1, 9)]
     run = serve(target, drafter, Fixed(verify_len=5), texts, reloads=others)
     assert run.texts == [plain(target, p, 24) for p in texts]
-    assert run.engine.version == len(others)
+    records = run.engine.recorder.records(run.engine.admission.lives)
+    assert records.steps["draft_version"].max() == records.requests["draft_version"].max() == len(others)
+    assert set(records.blocks["draft_version"]) <= set(range(len(others) + 1))
+    assert records.blocks["blocks"].sum() == records.requests["rounds"].sum()
 
 
 @pytest.mark.parametrize("memory", [None, KvMemory(blocks=24, block_tokens=4)], ids=["roomy", "evicting"])
 def test_collected_samples_are_what_the_target_sees(target: Target, drafter: Drafter, memory: KvMemory | None) -> None:
     """Samples gathered during serving equal a fresh look of the target at the finished text."""
     texts = prompts(6)
-    collector = Collector()
-    run = serve(target, drafter, Ragged(), texts, collector=collector, memory=memory)
-    assert len(collector.samples) == len(texts)
-    for sample in collector.samples:
+    samples: list[Sample] = []
+    run = serve(target, drafter, Ragged(), texts, collector=Collector(samples.append), memory=memory)
+    assert len(samples) == len(texts)
+    for sample in samples:
         text = sample.lesson.text
         assert text.tokens.tolist() == run.engine.tokens[text.index]
         assert text.prompt_len == len(texts[text.index])
@@ -229,3 +294,29 @@ def test_collected_samples_are_what_the_target_sees(target: Target, drafter: Dra
         torch.testing.assert_close(seen, fresh.hidden_tensor()[:-1].float(), rtol=2e-2, atol=2e-2)
         prefills = 1 + run.engine.admission.lives[text.index].evictions  # each gives a token, too
         assert sum(r.accepted + 1 for r in sample.rounds) >= len(text.tokens) - text.prompt_len - prefills
+
+
+def test_rejected_rows_are_what_the_target_says_behind_the_rejected_drafts(target: Target, drafter: Drafter) -> None:
+    """Kept for the paper's literal loss: the target's view of position i given the drafts before it, good or not."""
+    samples: list[Sample] = []
+    serve(target, drafter, Fixed(verify_len=BLOCK), prompts(3), collector=Collector(samples.append, rejected=True))
+    kept = [r for s in samples for r in s.rounds if r.rejected is not None]
+    assert kept
+    for r in kept:
+        assert r.rejected is not None
+        assert len(r.rejected[0]) == len(r.rejected[1]) == r.verify_len - 1 - r.accepted
+        assert ((r.rejected[1] >= 0) & (r.rejected[1] <= 1)).all()
+
+
+def test_some_rounds_verify_the_whole_block_and_no_output_changes(target: Target, drafter: Drafter) -> None:
+    texts = prompts(8)
+    samples: list[Sample] = []
+    run = serve(
+        target, drafter, Fixed(verify_len=2), texts, collector=Collector(samples.append), full_verify_share=0.25
+    )  # fmt: skip
+    rounds = [r for s in samples for r in s.rounds]
+    whole = [r for r in rounds if r.whole]
+    assert {r.verify_len for r in whole} == {BLOCK}
+    assert {r.verify_len for r in rounds if not r.whole} == {2}
+    assert len(whole) / len(rounds) == pytest.approx(0.25, abs=0.1)
+    assert run.texts == [plain(target, p, 24) for p in texts]

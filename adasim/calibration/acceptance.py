@@ -8,7 +8,7 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
-from scipy.special import ndtr, ndtri
+from scipy.special import logit, ndtr, ndtri
 
 from adasim.calibration.survival import AnyCurve, harden, hardening_power
 from adasim.calibration.text import hardness, runs, solve_thresholds
@@ -28,10 +28,22 @@ class HeadQuality(Component):
     The length head reports 1 + s + bias. The confidence curve is the Bayes posterior P(L >= k | s + bias)
     under the domain's own distribution of L: calibrated when ``bias`` is 0. ``noise`` and ``bias`` are in
     tokens.
+
+    The drafter's own margin carries the same look, uncalibrated: a draft of margin m, the ones before it accepted, is
+    accepted with probability sigmoid(margin_slope m + margin_intercept) (at bias 0). Published fits have slopes of
+    0.44 to 0.83 and intercepts of -0.92 to -0.14 (vLLM PR 52228, six drafters): drafters are overconfident.
     """
 
     noise: float = Field(default=2.0, ge=0.05, le=30)
     bias: float = Field(default=0.0, ge=-30, le=30)
+    margin_slope: float = Field(default=0.5, gt=0, le=10)
+    margin_intercept: float = Field(default=-0.5, ge=-10, le=10)
+
+    def margin(self, survival: FloatArray) -> FloatArray:
+        """The drafter's margins [n, K] that go with confidence curves [n, K]; at most about 20 / slope."""
+        before = np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], axis=1)
+        sure = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
+        return (logit(sure.clip(1e-9, 1 - 1e-9)) - self.margin_intercept) / self.margin_slope
 
     def posterior(self, survival: FloatArray) -> FloatArray:
         """P(L >= k | signal bin), [bins, K], for one domain's survival curve [K]."""
@@ -57,11 +69,16 @@ class Luck:
     signal: FloatArray  # [sum output_len] L + bias + noise
     posterior: FloatArray  # [domains, bins, K]
     bins_from: float  # signal of bin 0
+    head: HeadQuality
 
     def survival(self, domains: IntArray, at: IntArray) -> FloatArray:
         """Confidence curves [n, K] of requests in ``domains`` [n] at flat positions ``at`` [n]."""
         rows = np.rint((self.signal[at] - self.bins_from) * BINS_PER_TOKEN).astype(np.int64)
         return self.posterior[domains, rows.clip(0, self.posterior.shape[1] - 1)]
+
+    def margin(self, domains: IntArray, at: IntArray) -> FloatArray:
+        """The drafter's margins [n, K] at the same positions."""
+        return self.head.margin(self.survival(domains, at))
 
 
 class AcceptanceModel(Component, ABC):
@@ -99,11 +116,11 @@ class AcceptanceModel(Component, ABC):
         signal = flat + self.head.bias + self.head.noise * np.concatenate(noise)
         posterior = np.stack([self.head.posterior(c) for c in curves])
         base = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-        return Luck(base, flat, signal, posterior, float(self.head.bins(curves[0].size)[0]))
+        return Luck(base, flat, signal, posterior, float(self.head.bins(curves[0].size)[0]), self.head)
 
 
 def request_rng(seed: int, request: int, stream: int) -> np.random.Generator:
-    """A random stream of one request: 0 its tokens, 1 its heads, 2 what its tokens share."""
+    """A random stream of one request: 0 its tokens, 1 its heads, 2 what its tokens share, 3 its predictor."""
     return np.random.Generator(np.random.Philox(key=[(seed << 2) + stream, request]))
 
 

@@ -67,7 +67,7 @@ class Adjust(Component):
                 updates["tau_by_temperature"] = {t: f * self.acceptance for t, f in factors.items()}
         if self.head_noise != 1 or self.head_bias:
             head = {"noise": model.head.noise * self.head_noise, "bias": model.head.bias + self.head_bias}
-            updates["head"] = HeadQuality.model_validate(head)
+            updates["head"] = HeadQuality.model_validate(model.head.model_dump() | head)
         return model.model_copy(update=updates)
 
 
@@ -81,13 +81,11 @@ class ScaledCost(CostModel):
     @classmethod
     def of(cls, inner: CostModel, factors: Adjust) -> Self:
         """``inner`` with the times of ``factors``."""
+        shared = {name: getattr(inner, name) for name in CostModel.model_fields if name != "kind"}
         terms = inner.overhead.model_dump()
-        scaled = cls(
-            factors=factors,
-            overhead=Overhead(**{name: ms * factors.overhead for name, ms in terms.items()}),
-            captured_tokens=inner.captured_tokens,
-            eager_penalty_ms=inner.eager_penalty_ms * factors.verify,
-        )
+        shared["overhead"] = Overhead(**{name: ms * factors.overhead for name, ms in terms.items()})
+        shared["eager_penalty_ms"] = inner.eager_penalty_ms * factors.verify
+        scaled = cls(factors=factors, **shared)
         scaled._inner = inner
         return scaled
 

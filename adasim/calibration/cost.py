@@ -21,7 +21,8 @@ class Overhead(Component):
 
     ``per_draft_position_ms`` counts every position the drafter fills, anchors included;
     ``per_verified_ms`` every verified token. The ``speculative_*`` and ``per_*`` terms are paid only by rounds
-    that draft, ``round_ms`` by all, ``head_ms`` by policies that read a head.
+    that draft, ``round_ms`` by all, ``head_ms`` by policies that read a head. ``idle_drafter_ms`` is the price of
+    "off": rounds that do not draft pay it while a drafter is loaded, whose context has to follow.
     """
 
     round_ms: Ms = 0.0
@@ -29,13 +30,16 @@ class Overhead(Component):
     per_draft_position_ms: Ms = 0.0
     per_verified_ms: Ms = 0.0
     head_ms: Ms = 0.0
+    idle_drafter_ms: Ms = 0.0
 
-    def seconds(self, draft_positions: int, verified: int, reads_head: bool) -> float:
+    def seconds(self, draft_positions: int, verified: int, reads_head: bool, drafter_loaded: bool = True) -> float:
         """Seconds of one round's overhead."""
         ms = self.round_ms
         if draft_positions:
             ms += self.speculative_ms + self.per_draft_position_ms * draft_positions
             ms += self.per_verified_ms * verified + (self.head_ms if reads_head else 0.0)
+        elif drafter_loaded:
+            ms += self.idle_drafter_ms
         return ms / 1e3
 
 
@@ -80,21 +84,24 @@ class CostModel(Component, ABC):
     """Prices steps. Excludes queueing. ``context`` is the mean context length of the batch, in tokens.
 
     ``captured_tokens``: graph sizes; a pass pays for the next one up. Beyond the largest it runs eagerly and
-    pays ``eager_penalty_ms`` more: the cliff.
+    pays ``eager_penalty_ms`` more: the cliff. ``captured_lens``: verify lengths of rectangular engines that have
+    a graph; rounds of other shapes run eagerly, which policies that ask for ``round_s`` do not see coming.
     """
 
     kind: str
     overhead: Overhead = Overhead()
     captured_tokens: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
+    captured_lens: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
     eager_penalty_ms: Ms = 0.0
 
     @model_validator(mode="after")
     def _captured(self) -> Self:
-        sizes = self.captured_tokens
-        if sizes is not None and sizes != sorted(set(sizes)):
-            raise ValueError("captured_tokens must rise")
-        if sizes is None and self.eager_penalty_ms:
-            raise ValueError("eager_penalty_ms has no effect without captured_tokens")
+        given = {"captured_tokens": self.captured_tokens, "captured_lens": self.captured_lens}
+        for name, sizes in given.items():
+            if sizes is not None and sizes != sorted(set(sizes)):
+                raise ValueError(f"{name} must rise")
+        if self.eager_penalty_ms and not any(given.values()):
+            raise ValueError("eager_penalty_ms has no effect without captured_tokens or captured_lens")
         return self
 
     def step(
@@ -108,6 +115,8 @@ class CostModel(Component, ABC):
         prefill: int = 0,
         prefill_context: float = 0.0,
         reads_head: bool = False,
+        drafter_loaded: bool = True,
+        eager: bool = False,
     ) -> StepSeconds:
         """Seconds of one step, by part.
 
@@ -120,30 +129,33 @@ class CostModel(Component, ABC):
             prefill: prompt tokens computed in this step.
             prefill_context: mean context they attend to, tokens.
             reads_head: the policy read a length or confidence head.
+            drafter_loaded: even if nothing is drafted.
+            eager: no graph was captured for the shape of this round.
         """
         prefill_s = self.prefill_s(prefill, prefill_context, verified) if prefill else 0.0
         if not batch:
             return StepSeconds(prefill=prefill_s)
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
-        overhead_s = self.overhead.seconds(draft_positions, verified, reads_head)
-        return StepSeconds(draft_s, self.staircase_s(batch, verified, context, prefill), overhead_s, prefill_s)
+        overhead_s = self.overhead.seconds(draft_positions, verified, reads_head, drafter_loaded)
+        verify_s = self.staircase_s(batch, verified, context, prefill, eager)
+        return StepSeconds(draft_s, verify_s, overhead_s, prefill_s)
 
     def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
         """Seconds of one round without prefill, as a policy may ask."""
         longest = draft_positions // batch - 1 if draft_positions else 0
         return self.step(batch, draft_positions, verified, context, longest_draft=longest, reads_head=True).total
 
-    def staircase_s(self, batch: int, tokens: int, context: float, prefill: int = 0) -> float:
+    def staircase_s(self, batch: int, tokens: int, context: float, prefill: int = 0, eager: bool = False) -> float:
         """Seconds of verifying ``tokens`` tokens, graph padding and the cliff included.
 
         ``prefill`` tokens run in the same pass: they count for its size, their own time is ``prefill_s``.
         """
-        if self.captured_tokens is None:
-            return self.verify_s(batch, tokens, context)
-        i = bisect_left(self.captured_tokens, tokens + prefill)
-        if i == len(self.captured_tokens):
+        sizes = self.captured_tokens
+        if eager or (sizes is not None and tokens + prefill > sizes[-1]):
             return self.verify_s(batch, tokens, context) + self.eager_penalty_ms / 1e3
-        return self.verify_s(batch, self.captured_tokens[i] - prefill, context)
+        if sizes is None:
+            return self.verify_s(batch, tokens, context)
+        return self.verify_s(batch, sizes[bisect_left(sizes, tokens + prefill)] - prefill, context)
 
     def check_batches(self, smallest: int, largest: int | None) -> None:
         """Refuse a run whose batches will leave the measured range; ``largest`` None: unknown.

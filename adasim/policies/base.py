@@ -28,8 +28,13 @@ class Policy(Component, ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the engine must provide: any of "survival", "accept_len", "cost", "truth"."""
+        """What the engine must provide: any of "survival", "accept_len", "margin", "cost", "truth"."""
         return frozenset()
+
+    @property
+    def loads_drafter(self) -> bool:
+        """Whether the engine has a drafter loaded: then even rounds without drafts may pay for it."""
+        return True
 
     def start(self, caps: EngineCaps) -> None:
         """Forget everything; a new run begins.

@@ -7,6 +7,7 @@ from pydantic import Field
 
 from adasim.errors import InputError
 from adasim.policies.base import Policy
+from adasim.policies.budget import drafted_only, spend
 from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, IntArray
 
 Ratio = Annotated[float, Field(gt=0, le=1)]
@@ -40,17 +41,15 @@ class DCut(Policy):
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """The anchor and the kept drafts of each request, [n]."""
         assert draft.survival is not None
-        n, width = draft.survival.shape
-        drafted = np.arange(width) < draft.draft_lens[:, None]
-        survival = np.where(drafted, draft.survival, -1.0).ravel()
-        best_first = np.argsort(-survival, kind="stable")[: int(drafted.sum())]
-        ratios = self._ratios(n)
-        budgets = np.array([min(max(round(r * n * batch.caps.block) - n, 0), len(best_first)) for r in ratios])
+        n, drafts = len(batch), int(draft.draft_lens.sum())
+        survival = drafted_only(draft.survival, draft.draft_lens)
+        budgets = np.array([min(max(round(r * n * batch.caps.block) - n, 0), drafts) for r in self._ratios(n)])
         keep = int(budgets[0])
         if len(budgets) > 1:
-            expected = np.concatenate([[0.0], np.cumsum(survival[best_first])])
+            best_first = np.sort(survival, axis=None)[::-1][:drafts]
+            expected = np.concatenate([[0.0], np.cumsum(best_first)])
             keep = int(budgets[self._best(batch, draft, budgets, expected)])
-        return 1 + np.bincount(best_first[:keep] // width, minlength=n)
+        return spend(survival, keep)
 
     def _ratios(self, n: int) -> list[float]:
         if self.keep_ratio == "auto":

@@ -4,8 +4,9 @@ from collections import deque
 
 import numpy as np
 
-from adasim.errors import InputError, PolicyError
+from adasim.errors import PolicyError
 from adasim.policies.base import Policy
+from adasim.policies.needs import check_needs
 from adasim.types import BatchView, DraftView, EngineCaps, IntArray, StepOutcome
 
 
@@ -21,12 +22,7 @@ class PolicyDriver:
     """
 
     def __init__(self, policy: Policy, caps: EngineCaps) -> None:
-        missing = sorted(policy.needs - caps.provides)
-        if missing:
-            raise InputError(
-                f"{policy.label} needs {', '.join(missing)}; the engine provides "
-                f"{', '.join(sorted(caps.provides)) or 'nothing'}"
-            )
+        check_needs(policy.label, policy.needs, caps)
         policy.start(caps)
         self.policy, self.caps = policy, caps
         self.reads_draft = bool(policy.needs & {"survival", "accept_len"})
@@ -46,10 +42,21 @@ class PolicyDriver:
         return self.legalise(lengths, draft.draft_lens)
 
     def legalise(self, lengths: IntArray, draft_lens: IntArray) -> IntArray:
-        """Rectangular engines verify everybody as long as the longest, where drafts exist."""
+        """Rectangular engines verify everybody as long as the longest, where drafts exist.
+
+        With captured lengths, the next one up is run where everybody has drafts enough for it; otherwise the
+        round stays as it is and is eager (see ``is_eager``).
+        """
         if self.caps.ragged or not len(lengths):
             return lengths
-        return np.minimum(lengths.max(), draft_lens + 1)
+        longest = int(lengths.max())
+        fits = [c for c in self.caps.captured_lens if longest <= c <= draft_lens.min() + 1]
+        return np.minimum(min(fits, default=longest), draft_lens + 1)
+
+    def is_eager(self, lengths: IntArray) -> bool:
+        """No graph was captured for a round with these verify lengths [n], as ``legalise`` gave them."""
+        captured = self.caps.captured_lens
+        return bool(captured) and (int(lengths.min()) != int(lengths.max()) or int(lengths[0]) not in captured)
 
     def observe(self, outcome: StepOutcome) -> None:
         """Hook 3, after the round: feedback reaches the policy ``lag_steps`` rounds later."""

@@ -9,9 +9,17 @@ from adasim.types import BatchView, DraftView, IntArray
 
 
 class Off(Policy):
-    """Plain decoding: one token per request and round, no draft pass."""
+    """Plain decoding: one token per request and round, no draft pass.
+
+    No drafter is loaded. To decode plainly beside a loaded one, and pay for it, take ``fixed`` with verify_len 1.
+    """
 
     kind: Literal["off"] = "off"
+
+    @property
+    def loads_drafter(self) -> bool:
+        """No."""
+        return False
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Zeros, [n]."""

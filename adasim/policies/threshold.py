@@ -13,7 +13,8 @@ class Threshold(Policy):
     """Verify the leading tokens whose confidence exceeds ``threshold``.
 
     Confidence of token k is P(accepted | the k - 1 before were) = S_k / S_{k-1}. ``auto`` takes the batch's
-    mean confidence, clamped to 0.1..0.8 (vLLM PRs 35301 and 43522). Blind to load.
+    mean confidence, clamped to 0.1..0.8 (vLLM PRs 35301 and 43522). DISCO's stop-or-go classifier is used in the same
+    way. Blind to load.
     """
 
     kind: Literal["threshold"] = "threshold"

@@ -2,22 +2,28 @@
 
 import json
 import random
+import re
+import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.files import is_file
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
+from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
 from adasim.real.texts import read_prompts
 from adasim.records import Records
@@ -45,6 +51,8 @@ class TorchBackend(Component):
         rows: lines of those files to use, first and last + 1.
         ignore_eos: answer until ``output_len`` whatever the model says.
         forced: accept by decree, for profiling; marked in every record.
+        cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
+        opd: train the drafter while it serves, in a process of its own; null = it stays as it is.
     """
 
     kind: Literal["torch"] = "torch"
@@ -63,6 +71,19 @@ class TorchBackend(Component):
     rows: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
     ignore_eos: bool = False
     forced: Forced | None = None
+    cost: AnyCost | None = None
+    opd: Opd | None = None
+
+    @model_validator(mode="after")
+    def _trainable(self) -> Self:
+        problems = []
+        if self.opd is not None and self.drafter is None:
+            problems.append("opd needs a drafter")
+        if self.opd is not None and self.forced is not None:
+            problems.append("opd and forced exclude each other: forced text teaches nothing")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
 
     @property
     def mark(self) -> str:
@@ -76,8 +97,8 @@ class TorchBackend(Component):
 
     @property
     def inputs(self) -> dict[str, Component]:
-        """No model of anything: all is measured."""
-        return {}
+        """No model decides the outcome: all is measured. A cost model only informs policies."""
+        return {} if self.cost is None else {"cost": self.cost}
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
@@ -85,12 +106,14 @@ class TorchBackend(Component):
         if self.drafter is not None:
             config = self._draft_config()
             longest = int(config["block_size"]) - 1
-            provides = {"survival"} | ({"accept_len"} if config["architectures"] == ["AdaFlashDraftModel"] else set())
+            provides = {"survival", "margin"}
+            provides |= {"accept_len"} if config["architectures"] == ["AdaFlashDraftModel"] else set()
         return EngineCaps(
             max_draft_len=longest,
             max_running_requests=self.max_running_requests,
             lag_steps=self.lag_steps,
-            provides=frozenset(provides),
+            provides=frozenset(provides | ({"cost"} if self.cost is not None else set())),
+            cost=self.cost,
         )
 
     def check_policy(self, policy: Policy) -> None:
@@ -111,6 +134,7 @@ class TorchBackend(Component):
         missing = [d for d in workload.domain_names if d not in found]
         if missing:
             raise InputError(f"workload.domains: no prompts for {', '.join(missing)}; there are {', '.join(found)}")
+        self.scheduler.check(self.caps())
         if find_spec("torch") is None:
             raise InputError("backend: kind torch needs `pip install adasim[real]`")
 
@@ -127,36 +151,55 @@ class TorchBackend(Component):
 
         torch.set_num_threads(self.threads)
         target = load_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
-        drafter, head = self.load_drafter(target)
+        start, drafter, head = self.load_drafter(target)
         encode, eos = self._tokenizer(target.arch.vocab)
         requests, prompts = self._requests(workload, seed, encode)
         self._check_lengths(requests, target.arch.max_context)
         caps = self.caps()
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
         recorder = Recorder(workload.domain_names, caps.block)
-        start = time.perf_counter()
-        engine = Engine(
-            target,
-            drafter,
-            head,
-            PolicyDriver(policy, caps),
-            admission,
-            recorder,
-            prompts,
-            eos=frozenset() if self.ignore_eos else eos,
-            max_len=max(r.prompt_len + r.output_len for r in requests) + caps.block,
-            sampling=self.sampling,
-            seed=seed,
-            max_prefill_tokens=self.max_prefill_tokens,
-            forced=self.forced,
-            clock=lambda: time.perf_counter() - start,
-        )
-        _play(engine, workload, requests)
+        with self._distiller(start, target, workload.domain_names, _folder_name(f"{policy.label}-{seed}")) as distiller:
+            began = time.perf_counter()
+            engine = Engine(
+                target,
+                drafter,
+                head,
+                PolicyDriver(policy, caps),
+                admission,
+                recorder,
+                prompts,
+                eos=frozenset() if self.ignore_eos else eos,
+                max_len=max(r.prompt_len + r.output_len for r in requests) + caps.block,
+                sampling=self.sampling,
+                seed=seed,
+                max_prefill_tokens=self.max_prefill_tokens,
+                forced=self.forced,
+                collector=distiller.collector if distiller else None,
+                full_verify_share=self.opd.full_verify_share if self.opd and distiller else 0.0,
+                clock=lambda: time.perf_counter() - began,
+            )
+            _play(engine, workload, requests, (lambda: distiller.poll(engine)) if distiller else _nothing)
         admission.save()
         records = recorder.records(admission.lives)
         if self.forced is not None:
             records.notes.append(f"acceptance was forced to {self.forced.lengths}: the text means nothing")
+        records.notes += distiller.notes() if distiller else []
         return records, [engine.tokens[i][r.prompt_len :] for i, r in enumerate(requests)]
+
+    @contextmanager
+    def _distiller(self, start: Any, target: Any, domains: Sequence[str], run: str) -> Iterator[Any]:
+        """The serving side of distillation with its trainer; None when nothing is trained."""
+        if self.opd is None or not self.opd.enabled:
+            yield None
+            return
+        from adasim.real.distiller import Distiller
+
+        with tempfile.TemporaryDirectory(prefix="adasim-opd-") as scratch:
+            root = Path(scratch) if self.opd.keep is None else Path(self.opd.keep).expanduser() / run
+            if self.opd.keep is not None and root.exists():
+                raise InputError(f"backend.opd.keep: {root} exists; use another folder")
+            with Distiller(self.opd, start, target, self.target, self.sampling, root, domains) as distiller:
+                yield distiller
 
     def _requests(self, workload: Workload, seed: int, encode: Any) -> tuple[list[Request], list[list[int]]]:
         """Requests with real prompts, each domain's in an order of its own."""
@@ -211,14 +254,14 @@ class TorchBackend(Component):
         shipped = ", ".join(sorted(p.parent.name for p in DRAFTERS.glob("*/config.json"))) or "none"
         raise InputError(f"backend.drafter: {self.drafter} holds no config.json; packaged drafters: {shipped}")
 
-    def load_drafter(self, target: Any) -> tuple[Any, Any]:
-        """The drafter and its length head, ready to run beside a loaded target; None where there is none.
+    def load_drafter(self, target: Any) -> tuple[Any, Any, Any]:
+        """The checkpoint, and from it drafter and length head, ready to run beside a loaded target; None without.
 
         Raises:
             InputError: made for a target of another shape.
         """
         if self.drafter is None:
-            return None, None
+            return None, None, None
         from adasim.real.checkpoint import load_checkpoint
         from adasim.real.draft import Drafter
         from adasim.real.length_head import load_head
@@ -230,11 +273,23 @@ class TorchBackend(Component):
                 f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers "
                 f"of width {target.arch.hidden}"
             )
-        return Drafter(found.shape, found.weights, target, found.vocab), load_head(found.head) if found.head else None
+        head = load_head(found.head) if found.head else None
+        return found, Drafter(found.shape, found.weights, target, found.vocab), head
 
 
-def _play(engine: Any, workload: Workload, requests: list[Request]) -> None:
-    """Send requests as the workload says and run the engine until the last one it waits for has finished."""
+def _folder_name(text: str) -> str:
+    return re.sub(r"[^\w.=-]+", "-", text)
+
+
+def _nothing() -> None:
+    """Between steps, without a trainer."""
+
+
+def _play(engine: Any, workload: Workload, requests: list[Request], between: Callable[[], None]) -> None:
+    """Send requests as the workload says and run the engine until the last one it waits for has finished.
+
+    Args: between: called after every step.
+    """
     admission, sent, finished = engine.admission, 0, 0
     clients, drain = workload.clients, getattr(workload, "drain", True)
 
@@ -254,6 +309,7 @@ def _play(engine: Any, workload: Workload, requests: list[Request]) -> None:
             time.sleep(max(requests[sent].arrival_s - engine.clock(), 0.0))
             continue
         done = len(engine.step())
+        between()
         finished += done
         if clients is not None:
             send(done)

@@ -10,15 +10,18 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from adasim.policies.driver import PolicyDriver
-from adasim.real.collect import Collector, Round
+from adasim.real.collect import Collector
 from adasim.real.draft import Drafter
 from adasim.real.kv import Span
 from adasim.real.length_head import PaperHead, ReleasedHead
 from adasim.real.proposal import Proposal, propose
+from adasim.real.samples import Round
 from adasim.real.sampling import Forced, Sampling
+from adasim.real.slots import Slots
 from adasim.real.target import Target
 from adasim.real.verify import Verdict, accept_greedy, accept_sampled
 from adasim.records import StepRecord
@@ -41,7 +44,7 @@ class Engine:
         max_prefill_tokens: prompt tokens of one prefill step (one prompt always fits).
         forced: accept by decree instead of by comparison.
         collector: takes what the trainer needs of every finished request.
-        version: of the drafter.
+        full_verify_share: requests of a round whose whole block is drafted and verified whatever the policy says.
         clock: seconds.
     """
 
@@ -62,11 +65,11 @@ class Engine:
         max_prefill_tokens: int = 4096,
         forced: Forced | None = None,
         collector: Collector | None = None,
-        version: int = 0,
+        full_verify_share: float = 0.0,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.target, self.drafter, self.head, self.driver = target, drafter, head, driver
-        self.collector, self.version = collector, version
+        self.collector, self.full_verify_share = collector, full_verify_share
         self.admission, self.batch, self.recorder, self.clock = admission, admission.batch, recorder, clock
         self.tokens = [list(p) for p in prompts]  # of every request, output included
         self.eos, self.sampling, self.forced, self.max_prefill_tokens = eos, sampling, forced, max_prefill_tokens
@@ -74,14 +77,14 @@ class Engine:
         self.kv = target.cache(slots, max_len)
         self.draft_kv = drafter.cache(slots, max_len) if drafter else None
         self.taps = drafter.shape.taps if drafter else ()
-        self.slots: dict[int, int] = {}  # of running requests, 0..n-1 without holes when a step begins
+        self.slots = Slots(self.kv, self.draft_kv)
         self.generator = torch.Generator(target.device).manual_seed(seed)
         self.rng = random.Random(seed)
 
     def step(self) -> list[int]:
         """Admit, then run one prefill or one round. Returns the requests that finished."""
         self.admission.admit(self.clock())
-        self._settle()
+        self.slots.settle(self.batch.request.tolist(), lambda index: len(self.tokens[index]) - 1)
         if self.batch.prefill_left.any():
             self._prefill()
         elif len(self.batch):
@@ -91,18 +94,16 @@ class Engine:
         if self.collector is not None:
             for index in finished:
                 domain = self.admission.lives[index].request.domain
-                self.collector.finish(index, self.tokens[index], domain, self.version)
+                self.collector.finish(index, self.tokens[index], domain)
         return finished
 
-    def reload(self, drafter: Drafter, head: PaperHead | ReleasedHead | None, version: int) -> float:
-        """Use another drafter of the same shape from the next round on. Returns the pause, seconds.
+    def reload(self, drafter: Drafter, head: PaperHead | ReleasedHead | None, version: int) -> None:
+        """Use another drafter of the same shape from the next round on.
 
         Running requests go on; the context their draft layers keep was made by the old version, so they draft a
         little worse until they end, never wrongly.
         """
-        start = self.clock()
-        self.drafter, self.head, self.version = drafter, head, version
-        return self.clock() - start
+        self.drafter, self.head, self.recorder.draft_version = drafter, head, version
 
     def _prefill(self) -> None:
         """Whole prompts, the longest-waiting first, give their first token each."""
@@ -138,9 +139,11 @@ class Engine:
         rows = np.array(sorted(range(len(batch)), key=lambda r: self.slots[int(batch.request[r])]))
         view = self._view(rows)
         draft_lens = self._draft_lens(view)
+        whole = self._whole_blocks(draft_lens)
+        draft_lens = np.where(whole, self.driver.caps.max_draft_len, draft_lens)
         kept = self.admission.reserve(rows, draft_lens)
         if not kept.all():  # memory was short: some went back to the queue
-            ids, draft_lens = view.request_ids[kept], draft_lens[kept]
+            ids, draft_lens, whole = view.request_ids[kept], draft_lens[kept], whole[kept]
             rows = np.array([int(np.flatnonzero(batch.request == i)[0]) for i in ids])
             view = self._view(rows)
         ids = view.request_ids.tolist()
@@ -148,8 +151,9 @@ class Engine:
         proposal = self._propose(ids, draft_lens)
         drafted = self.clock()
         verify_lens = self.driver.verify_lens(view, self._draft_view(proposal, draft_lens))
+        verify_lens = np.where(whole, draft_lens + 1, verify_lens)
         deciding = self.clock()
-        verdicts = self._verify(ids, proposal, verify_lens)
+        verdicts = self._verify(ids, proposal, verify_lens, whole.tolist())
         verified = self.clock()
 
         emitted = np.zeros(len(ids), dtype=np.int64)
@@ -163,6 +167,8 @@ class Engine:
         )
         self.driver.observe(outcome)
         self.admission.scheduler.observe(outcome)
+        for index in ids:
+            self.admission.lives[index].draft_version = self.recorder.draft_version
         gaps_s = self.admission.land(rows, outcome, now)
         self.recorder.round(batch.domain[rows], verify_lens, accepted, gaps_s)
         draft_s, verify_s = drafted - drafting, verified - deciding
@@ -180,10 +186,11 @@ class Engine:
         needs = self.driver.policy.needs
         head = self.head if "accept_len" in needs else None
         return propose(
-            self.drafter, self.draft_kv, anchors, spans, self.sampling, self.generator, head, "survival" in needs
-        )
+            self.drafter, self.draft_kv, anchors, spans, self.sampling, self.generator, head,
+            survival="survival" in needs, margin="margin" in needs,
+        )  # fmt: skip
 
-    def _verify(self, ids: list[int], proposal: Proposal, verify_lens: IntArray) -> list[Verdict]:
+    def _verify(self, ids: list[int], proposal: Proposal, verify_lens: IntArray, whole: list[bool]) -> list[Verdict]:
         """One packed forward over anchors and the drafts to verify; keeps what was accepted."""
         drafts = [tokens[: v - 1] for tokens, v in zip(proposal.tokens, verify_lens.tolist(), strict=True)]
         spans = [Span(self.slots[i], len(self.tokens[i]) - 1, len(d) + 1) for i, d in zip(ids, drafts, strict=True)]
@@ -203,9 +210,9 @@ class Engine:
             rows = [np.arange(a, a + k.length) for a, k in zip(starts, keep, strict=True)]
             self._absorb(tapped[torch.from_numpy(np.concatenate(rows)).to(tapped.device)], keep)
             if self.collector is not None:
-                for index, span, verdict, row in zip(ids, spans, verdicts, rows, strict=True):
-                    step = Round(span.start, span.length, verdict.accepted)
-                    part = slice(int(row[0]), int(row[-1]) + 1)
+                for index, span, verdict, first, full in zip(ids, spans, verdicts, starts, whole, strict=True):
+                    step = Round(span.start, span.length, verdict.accepted, self.recorder.draft_version, full)
+                    part = slice(int(first), int(first) + span.length)
                     self.collector.round(index, step, tapped[part], logits[part])
         return verdicts
 
@@ -233,24 +240,16 @@ class Engine:
         self.tokens[index] += new
         return len(new)
 
-    def _settle(self) -> None:
-        """Slots of requests that left are closed up, new requests get the next ones."""
-        present = set(self.batch.request.tolist())
-        for gone in [i for i in self.slots if i not in present]:
-            slot = self.slots.pop(gone)
-            if slot == len(self.slots):
-                continue
-            last = next(i for i, s in self.slots.items() if s == len(self.slots))
-            for kv in (self.kv, self.draft_kv):
-                if kv is not None:
-                    kv.move(len(self.slots), slot, len(self.tokens[last]) - 1)
-            self.slots[last] = slot
-        for index in self.batch.request.tolist():
-            self.slots.setdefault(index, len(self.slots))
-
     def _draft_lens(self, view: BatchView) -> IntArray:
         lengths = self.driver.draft_lens(view)
         return lengths if self.drafter is not None else np.zeros_like(lengths)
+
+    def _whole_blocks(self, draft_lens: IntArray) -> NDArray[np.bool_]:
+        """Which requests of a round show the trainer a whole block: drawn anew each round, blind to any token."""
+        if self.collector is None or self.full_verify_share == 0:
+            return np.zeros(len(draft_lens), dtype=bool)
+        drawn = np.array([self.rng.random() for _ in draft_lens])
+        return (draft_lens > 0) & (drawn < self.full_verify_share)
 
     def _view(self, rows: IntArray) -> BatchView:
         batch, step = self.batch, len(self.recorder.steps)
@@ -258,7 +257,7 @@ class Engine:
         return BatchView(step, self.clock(), self.driver.caps, batch.request[rows], batch.context[rows], queued)
 
     def _draft_view(self, proposal: Proposal, draft_lens: IntArray) -> DraftView:
-        return DraftView(draft_lens, survival=proposal.survival, accept_len=proposal.accept_len)
+        return DraftView(draft_lens, survival=proposal.survival, accept_len=proposal.accept_len, margin=proposal.margin)
 
     def _tensor(self, tokens: list[int]) -> Tensor:
         return torch.tensor(tokens, device=self.target.device)
@@ -290,6 +289,7 @@ class Engine:
                 kv_blocks=kv_blocks,
                 context=0.0 if view is None else float(view.context_lens.mean()),
                 evicted=self.admission.evicted,
+                draft_version=self.recorder.draft_version,
             )
         )
         self.admission.evicted = 0

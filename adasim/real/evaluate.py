@@ -45,13 +45,17 @@ def runs(
 
 
 def evaluate(
-    shape: DrafterShape, weights: Weights, embedding: Tensor, head: Tensor, vocab: Tensor, lessons: Sequence[Lesson]
+    shape: DrafterShape, weights: Weights, embedding: Tensor, head: Tensor, vocab: Tensor, lessons: Sequence[Lesson],
+    domains: Sequence[str] = DOMAINS,
 ) -> dict[str, Tau]:  # fmt: skip
-    """tau by domain, as full-block greedy speculation would walk through each text."""
-    tokens, rounds = dict.fromkeys(DOMAINS, 0), dict.fromkeys(DOMAINS, 0)
-    lengths: dict[str, list[NDArray[np.int64]]] = {d: [] for d in DOMAINS}
+    """tau by domain, as full-block greedy speculation would walk through each text.
+
+    Args: domains: names; ``text.domain`` indexes them.
+    """
+    tokens, rounds = dict.fromkeys(domains, 0), dict.fromkeys(domains, 0)
+    lengths: dict[str, list[NDArray[np.int64]]] = {d: [] for d in domains}
     for lesson in lessons:
-        domain = DOMAINS[lesson.text.domain]
+        domain = domains[lesson.text.domain]
         length = runs(shape, weights, embedding, head, vocab, lesson)
         lengths[domain].append(length)
         at = 0
@@ -66,6 +70,6 @@ def evaluate(
             rounds[d],
             [round(float((np.concatenate(lengths[d]) >= k).mean()), 4) for k in range(1, 5)],
         )
-        for d in DOMAINS
+        for d in domains
         if rounds[d]
     }

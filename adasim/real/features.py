@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from adasim.real.kv import Span
-from adasim.real.shards import Text, read_shard
+from adasim.real.shards import Text, read_shard, token_type
 from adasim.real.target import Target
 
 TOP = 8  # target tokens kept a position
@@ -26,7 +26,7 @@ class Lesson:
 
     text: Text
     hidden: NDArray[np.uint16]  # [T, taps * D] bfloat16 bits
-    top_ids: NDArray[np.uint16]  # [T, TOP] best first; zero inside the prompt
+    top_ids: NDArray[np.uint16 | np.uint32]  # [T, TOP] best first; zero inside the prompt
     top_probs: NDArray[np.float16]  # [T, TOP]
 
     def hidden_tensor(self) -> Tensor:
@@ -43,16 +43,17 @@ def score(target: Target, taps: Sequence[int], texts: Sequence[Text]) -> Iterato
         assert tapped is not None
         first = text.prompt_len - 1
         logits = target.logits(hidden[first:])
-        top_ids, top_probs = np.zeros((len(tokens), TOP), np.uint16), np.zeros((len(tokens), TOP), np.float16)
-        top_ids[first:], top_probs[first:] = top_tokens(logits)
+        ids, probs = top_tokens(logits)
+        top_ids, top_probs = np.zeros((len(tokens), TOP), ids.dtype), np.zeros((len(tokens), TOP), probs.dtype)
+        top_ids[first:], top_probs[first:] = ids, probs
         yield Lesson(text, bits(tapped), top_ids, top_probs)
 
 
-def top_tokens(logits: Tensor) -> tuple[NDArray[np.uint16], NDArray[np.float16]]:
+def top_tokens(logits: Tensor) -> tuple[NDArray[np.uint16 | np.uint32], NDArray[np.float16]]:
     """The likeliest tokens and their probabilities, each [rows, TOP]."""
     best, ids = logits.topk(TOP)
     probs = torch.exp(best.float() - logits.float().logsumexp(-1, keepdim=True))
-    return ids.cpu().numpy().astype(np.uint16), probs.cpu().numpy().astype(np.float16)
+    return ids.cpu().numpy().astype(token_type(logits.shape[-1])), probs.cpu().numpy().astype(np.float16)
 
 
 def bits(hidden: Tensor) -> NDArray[np.uint16]:

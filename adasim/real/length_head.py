@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from adasim.real.opd import Label
+
 Form = Literal["paper", "released"]
-Label = Literal["full", "accepted/verified", "emitted/verified", "accepted/predicted"]
 
 
 class PaperHead(nn.Module):

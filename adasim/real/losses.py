@@ -5,20 +5,20 @@ makes a divergence: per-entry clipping caps only terms where q > p, so alone it 
 hard label pays that back. ``clipped`` in the result says how often a cap was active.
 """
 
-from typing import Annotated, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from pydantic import Field
-from torch import Tensor
 
 from adasim.types import Component
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Loss(NamedTuple):
     """A loss and what its cap did."""
 
-    value: Tensor  # scalar
+    value: "Tensor"  # scalar
     clipped: float  # share of entries (or positions) at the cap
 
 
@@ -27,8 +27,11 @@ class ForwardKl(Component):
 
     kind: Literal["forward_kl"] = "forward_kl"
 
-    def __call__(self, q_logits: Tensor, p_logits: Tensor) -> Loss:
+    def __call__(self, q_logits: "Tensor", p_logits: "Tensor") -> Loss:
         """Args: both [P, V]; no gradient reaches p."""
+        import torch
+        import torch.nn.functional as F
+
         p = torch.softmax(p_logits.detach(), -1)
         value = F.kl_div(torch.log_softmax(q_logits, -1), p, reduction="batchmean")
         return Loss(value, 0.0)
@@ -46,8 +49,11 @@ class ClippedReverseKl(Component):
     delta: float = Field(default=0.01, gt=0)
     clip: Literal["entry", "position", "none"] = "entry"
 
-    def __call__(self, q_logits: Tensor, p_logits: Tensor) -> Loss:
+    def __call__(self, q_logits: "Tensor", p_logits: "Tensor") -> Loss:
         """Args: both [P, V]; no gradient reaches p."""
+        import torch
+        import torch.nn.functional as F
+
         log_q, log_p = torch.log_softmax(q_logits, -1), torch.log_softmax(p_logits.detach(), -1)
         terms = log_q.exp() * (log_q - log_p)
         if self.clip == "entry":

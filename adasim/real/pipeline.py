@@ -98,7 +98,7 @@ def ship(
 ) -> dict[str, Any]:
     """Fit the length head, write the checkpoint into ``out``, and return what a model card needs."""
     weights = {k: w.to(torch.bfloat16) for k, w in trainer.average.items()}
-    train = _stack(trainer, weights, trainer.book.lessons[-texts:], 16)
+    train = _stack(trainer, weights, trainer.book.reserved[-texts:], 64)
     test = _stack(trainer, weights, trainer.held_out, 64)
     block = trainer.shape.block
     torch.manual_seed(0)

@@ -1,6 +1,7 @@
 """Token shards: stored sequences, one after the other in a compressed file.
 
-``tokens`` uint16, and for each sequence its end, prompt length, domain, source and prompt index.
+``tokens`` (uint16, uint32 where the vocabulary needs it), and for each sequence its end, prompt length, domain, source
+and prompt index.
 """
 
 from collections.abc import Sequence
@@ -11,11 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 
+def token_type(vocab: int) -> type[np.uint16 | np.uint32]:
+    """The narrower of two integer types that holds every token id."""
+    return np.uint16 if vocab <= 1 << 16 else np.uint32
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """One finished sequence: prompt (template included) and the target's greedy answer, its EOS included."""
 
-    tokens: NDArray[np.uint16]
+    tokens: NDArray[np.uint16 | np.uint32]
     prompt_len: int
     domain: int
     source: int

@@ -77,39 +77,59 @@ def positions(spans: list[Span]) -> Tensor:
 class _Attention:
     """Attention of packed queries over the cache; heads of one KV group become query rows.
 
-    Equal spans in neighbouring slots run together; others one request at a time (a padded mask would cost
-    more than the calls save).
+    Neighbouring slots run together, shorter spans padded to the longest: on a CPU 8 spans of 1 to 15 tokens cost 1.15
+    times what 8 equal ones do, against 1.24 one by one.
     """
 
     def __init__(self, arch: Arch, spans: list[Span], kv: KVCache, causal: bool, like: Tensor) -> None:
         self.arch, self.kv = arch, kv
-        self.groups = [(g, _mask(arch, g, causal, like)) for g in _groups(spans)]
+        self.groups = [_Group(arch, g, causal, like) for g in _groups(spans)]
 
     def __call__(self, layer: int, q_SHE: Tensor) -> Tensor:
         """Args: rotated queries [S, H, E]. Returns [S, H * E]."""
         outs, at = [], 0
-        for spans, mask in self.groups:
-            size = len(spans) * spans[0].length
-            outs.append(self._group(layer, q_SHE[at : at + size], spans, mask))
-            at += size
+        for group in self.groups:
+            k, v = self.kv.read(layer, group.first, group.count, group.mask.shape[-1])
+            outs.append(group.attend(q_SHE[at : at + group.size], k, v))
+            at += group.size
         return outs[0] if len(outs) == 1 else torch.cat(outs)
 
-    def _group(self, layer: int, q: Tensor, spans: list[Span], mask: Tensor) -> Tensor:
-        n, length, g = len(spans), spans[0].length, self.arch.kv_heads
-        q = q.view(n, length, g, -1, self.arch.head_dim).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        k, v = self.kv.read(layer, spans[0].slot, n, mask.shape[-1])
-        out = attention(q, k, v, mask)
-        return out.view(n, g, -1, length, self.arch.head_dim).permute(0, 3, 1, 2, 4).reshape(n * length, -1)
+
+class _Group:
+    """Spans of neighbouring slots that are attended together."""
+
+    def __init__(self, arch: Arch, spans: list[Span], causal: bool, like: Tensor) -> None:
+        self.arch, self.first, self.count = arch, spans[0].slot, len(spans)
+        self.size, self.length = sum(s.length for s in spans), max(s.length for s in spans)
+        self.mask = _mask(arch, spans, self.length, causal, like)
+        self.padded: Tensor | None = None  # [count * length] packed row of each padded one; the last is repeated
+        if self.size < self.count * self.length:
+            lengths = torch.tensor([s.length for s in spans])
+            within = torch.arange(self.length).minimum(lengths[:, None] - 1)
+            rows = (lengths.cumsum(0) - lengths)[:, None] + within
+            self.padded = rows.flatten().to(like.device)
+            self.real = (torch.arange(self.length) < lengths[:, None]).flatten().nonzero()[:, 0].to(like.device)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Args: queries [size, H, E]; keys and values [count, G, T, E]. Returns [size, H * E]."""
+        g, e = self.arch.kv_heads, self.arch.head_dim
+        q = q if self.padded is None else q[self.padded]
+        q = q.view(self.count, self.length, g, -1, e).permute(0, 2, 3, 1, 4).flatten(2, 3)
+        out = attention(q, k, v, self.mask)
+        out = out.view(self.count, g, -1, self.length, e).permute(0, 3, 1, 2, 4).reshape(self.count * self.length, -1)
+        return out if self.padded is None else out[self.real]
 
 
 def _groups(spans: list[Span]) -> list[list[Span]]:
-    """Runs of equal lengths in neighbouring slots, at most BATCH each."""
+    """Runs of neighbouring slots, at most BATCH each, whose padding does not exceed what they hold."""
     groups: list[list[Span]] = []
     for span in spans:
-        last = groups[-1][-1] if groups else None
-        joins = last is not None and (last.slot + 1, last.length) == (span.slot, span.length)
-        if joins and len(groups[-1]) < BATCH:
-            groups[-1].append(span)
+        last = groups[-1] if groups else []
+        together = [*last, span]
+        padded = len(together) * max(s.length for s in together)
+        fits = len(last) < BATCH and padded <= 2 * sum(s.length for s in together)
+        if last and last[-1].slot + 1 == span.slot and fits:
+            last.append(span)
         else:
             groups.append([span])
     return groups
@@ -128,12 +148,11 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return torch.matmul(torch.softmax(scores + mask, -1), v)
 
 
-def _mask(arch: Arch, spans: list[Span], causal: bool, like: Tensor) -> Tensor:
-    """Additive mask [n, 1, heads a group * length, T]."""
-    starts = torch.tensor([s.start for s in spans])
-    length = spans[0].length
-    total = int(starts.max()) + length
-    newest = torch.arange(length) if causal else torch.full((length,), length - 1)
+def _mask(arch: Arch, spans: list[Span], length: int, causal: bool, like: Tensor) -> Tensor:
+    """Additive mask [n, 1, heads a group * length, T] of spans padded to ``length``."""
+    starts, lengths = torch.tensor([[s.start, s.length] for s in spans]).T
+    total = int((starts + lengths).max())
+    newest = torch.arange(length).expand(len(spans), -1) if causal else (lengths - 1)[:, None].expand(-1, length)
     hidden = torch.arange(total) > (starts[:, None] + newest)[..., None]  # [n, length, T]
     mask = torch.zeros(hidden.shape, dtype=like.dtype).masked_fill_(hidden, float("-inf"))
     rows = mask[:, None].expand(-1, arch.heads // arch.kv_heads, -1, -1).flatten(1, 2)

@@ -31,19 +31,22 @@ class _Row:
     prompt_len: int  # 0 while the target still makes up the prompt
     limit: int
     hidden: list[NDArray[np.uint16]] = field(default_factory=list)  # of tokens run so far
-    tops: list[tuple[NDArray[np.uint16], NDArray[np.float16]]] = field(default_factory=list)  # of the last ones
+    tops: list[tuple[NDArray[np.uint16 | np.uint32], NDArray[np.float16]]] = field(
+        default_factory=list
+    )  # of the last ones
 
     def lesson(self) -> Lesson:
         """What was seen; the last token was never run, so its entries are zero."""
         length, width = len(self.tokens), self.hidden[0].shape[-1]
         hidden = np.zeros((length, width), np.uint16)
         hidden[:-1] = np.concatenate(self.hidden)
-        ids, probs = np.zeros((length, TOP), np.uint16), np.zeros((length, TOP), np.float16)
+        kind = self.tops[0][0].dtype if self.tops else np.dtype(np.uint16)
+        ids, probs = np.zeros((length, TOP), kind), np.zeros((length, TOP), np.float16)
         first = length - 1 - len(self.tops)
         ids[first:-1] = [t[0] for t in self.tops]
         probs[first:-1] = [t[1] for t in self.tops]
         domain, source = DOMAINS.index(self.prompt.domain), SOURCES.index(self.prompt.source)
-        text = Text(np.array(self.tokens, np.uint16), self.prompt_len, domain, source, self.index)
+        text = Text(np.array(self.tokens, kind), self.prompt_len, domain, source, self.index)
         return Lesson(text, hidden, ids, probs)
 
 

@@ -18,6 +18,8 @@ from adasim.real.layers import Rope
 from adasim.real.optim import MixedOptimiser
 from adasim.types import Component
 
+RESERVED = 16  # of so many lessons one is kept for the length head
+
 
 class DrafterTraining(Component):
     """Settings of offline training."""
@@ -87,11 +89,16 @@ class HeadLoss(torch.autograd.Function):
 
 
 class LessonBook:
-    """Every scored lesson on disk, those that appear during training included."""
+    """Every scored lesson on disk, those that appear during training included.
+
+    One in ``RESERVED`` is kept from the drafter: the length head must learn how the drafter does on text it has not
+    seen, or it promises too much.
+    """
 
     def __init__(self, shards: Path, features: Path) -> None:
         self.shards, self.features = shards, features
         self.lessons: list[Lesson] = []
+        self.reserved: list[Lesson] = []
         self._seen: set[str] = set()
         self.refresh()
 
@@ -100,9 +107,9 @@ class LessonBook:
         for shard in sorted(self.shards.glob("shard-*.npz")):
             if shard.stem not in self._seen and (self.features / f"{shard.stem}.probs.npy").exists():
                 self._seen.add(shard.stem)
-                self.lessons += [
-                    x for x in read_features(shard, self.features) if len(x.text.tokens) - x.text.prompt_len > 8
-                ]
+                for x in read_features(shard, self.features):
+                    if len(x.text.tokens) - x.text.prompt_len > 8:
+                        (self.lessons if x.text.index % RESERVED else self.reserved).append(x)
 
     def draw(self, count: int, groups: int, rng: random.Random) -> list[list[Lesson]]:
         """Groups of lessons of similar length, groups in random order."""

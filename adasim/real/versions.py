@@ -82,6 +82,12 @@ class VersionStore:
             refused.append(found)
         return None, refused
 
+    def prune(self, below: int) -> None:
+        """Delete versions older than ``below``."""
+        for number in self.numbers():
+            if number < below:
+                shutil.rmtree(self.folder / f"v{number:06d}", ignore_errors=True)
+
 
 def _digest(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()

@@ -98,14 +98,17 @@ def read_arch(config: dict[str, Any], name: str) -> Arch:
 
 
 def random_target(
-    arch: Arch, dtype: torch.dtype = torch.float32, device: torch.device | None = None, seed: int = 0
+    arch: Arch, dtype: torch.dtype = torch.float32, device: torch.device | None = None, seed: int = 0, gain: float = 1.0
 ) -> Target:
-    """A target of this shape with random weights: real costs, meaningless text."""
+    """A target of this shape with random weights: real costs, meaningless text.
+
+    Args: gain: of what layers add; when small and untied, each token follows from the last one, and text is learnable.
+    """
     generator = torch.Generator(device or "cpu").manual_seed(seed)
 
-    def matrix(rows: int, columns: int) -> Tensor:
+    def matrix(rows: int, columns: int, scale: float = 1.0) -> Tensor:
         w = torch.empty(rows, columns, dtype=dtype, device=device)
-        return w.normal_(0.0, 1.5 * columns**-0.5, generator=generator)
+        return w.normal_(0.0, 1.5 * scale * columns**-0.5, generator=generator)
 
     def ones(size: int) -> Tensor:
         return torch.ones(size, dtype=dtype, device=device)
@@ -120,10 +123,10 @@ def random_target(
             p + "self_attn.q_proj.weight": matrix(arch.heads * e, d),
             p + "self_attn.k_proj.weight": matrix(arch.kv_heads * e, d),
             p + "self_attn.v_proj.weight": matrix(arch.kv_heads * e, d),
-            p + "self_attn.o_proj.weight": matrix(d, arch.heads * e),
+            p + "self_attn.o_proj.weight": matrix(d, arch.heads * e, gain),
             p + "mlp.gate_proj.weight": matrix(arch.intermediate, d),
             p + "mlp.up_proj.weight": matrix(arch.intermediate, d),
-            p + "mlp.down_proj.weight": matrix(d, arch.intermediate),
+            p + "mlp.down_proj.weight": matrix(d, arch.intermediate, gain),
             p + "input_layernorm.weight": ones(d),
             p + "post_attention_layernorm.weight": ones(d),
         }

@@ -34,6 +34,7 @@ class Life:
     accepted: int = 0
     evictions: int = 0
     cached: int = 0
+    draft_version: int = 0  # of its last round
     shared: list[int] = field(default_factory=list)  # hash ids it uses while running
 
 
@@ -46,6 +47,10 @@ class Admission:
         scheduler: decides; this class checks and carries out.
         memory: size and form of the KV memory.
         caps: the engine's limits.
+        predicted_lens: guessed output tokens of each request, [requests]; None = nobody guesses.
+
+    Raises:
+        InputError: the scheduler needs what the engine does not provide.
     """
 
     def __init__(
@@ -55,12 +60,15 @@ class Admission:
         scheduler: Scheduler,
         memory: KvMemory,
         caps: EngineCaps,
+        predicted_lens: FloatArray | None = None,
     ) -> None:
         self.lives = [Life(r) for r in requests]
         self.bases, self.scheduler, self.caps = bases, scheduler, caps
+        self.predicted_lens = predicted_lens
         self.pool, self.batch = KvPool(memory), Batch()
         self.queue: deque[int] = deque()
         self.evicted = 0
+        scheduler.check(caps)
         scheduler.start(caps)
 
     def submit(self, index: int, now_s: float) -> None:
@@ -78,13 +86,16 @@ class Admission:
         places = self.caps.max_running_requests - len(self.batch)
         if not self.queue or places <= 0:
             return
-        waiting = [self.queue[i] for i in range(min(places, len(self.queue)))]
+        shown = len(self.queue) if self.scheduler.sees_whole_queue else min(places, len(self.queue))
+        waiting = [self.queue[i] for i in range(shown)]
         lives = [self.lives[i] for i in waiting]
         view = QueueView(
             np.array(waiting, dtype=np.int64),
             np.array([x.arrival_s for x in lives]),
             np.array([x.request.prompt_len for x in lives], dtype=np.int64),
             np.array([self._blocks_to_admit(x) for x in lives], dtype=np.int64),
+            now_s,
+            self._predicted(waiting),
         )
         running = RunningView(self.batch.request, self.batch.context, self.batch.held)
         chosen = self.scheduler.admit(view, running, self.pool.available, self.caps).tolist()
@@ -202,6 +213,13 @@ class Admission:
             life.tokens, life.rounds = int(batch.done[row]), int(batch.rounds[row])
             life.drafts, life.verified = int(batch.drafts[row]), int(batch.verified[row])
             life.accepted, life.emitted_s = int(batch.accepted[row]), float(batch.emitted_s[row])
+
+    def _predicted(self, waiting: list[int]) -> FloatArray | None:
+        """Guessed output tokens still to come, at least one each."""
+        if self.predicted_lens is None:
+            return None
+        given = np.array([self.lives[i].tokens for i in waiting])
+        return np.maximum(self.predicted_lens[waiting] - given, 1.0)
 
     def _blocks(self, tokens: IntArray) -> IntArray:
         return -(-tokens // self.pool.memory.block_tokens)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from adasim.records import BlockRecord, GapRecord, Records, RequestRecord, StepRecord, frame
+from adasim.records import BlockRecord, EventRecord, GapRecord, Records, RequestRecord, StepRecord, frame
 from adasim.serving.admission import Life
 from adasim.types import FloatArray, IntArray
 
@@ -20,13 +20,18 @@ class Recorder:
     def __init__(self, domains: Sequence[str], block: int) -> None:
         self.domains = domains
         self.steps: list[StepRecord] = []
+        self.events: list[EventRecord] = []
+        self.draft_version = 0  # of the drafter in use
         self._gaps: list[GapRecord] = []
-        self._blocks = np.zeros((len(domains), block + 1, block), dtype=np.int64)
+        self._shape = (len(domains), block + 1, block)
+        self._blocks: dict[int, IntArray] = {}  # by drafter version
         self.last_arrival_s = 0.0
 
     def round(self, domains: IntArray, verify_lens: IntArray, accepted: IntArray, gaps_s: FloatArray) -> None:
         """One round's blocks and chunk gaps, one entry a request."""
-        np.add.at(self._blocks, (domains, verify_lens, accepted), 1)
+        if self.draft_version not in self._blocks:
+            self._blocks[self.draft_version] = np.zeros(self._shape, dtype=np.int64)
+        np.add.at(self._blocks[self.draft_version], (domains, verify_lens, accepted), 1)
         self.gaps(gaps_s)
 
     def gaps(self, gaps_s: FloatArray) -> None:
@@ -60,15 +65,20 @@ class Recorder:
                 x.accepted,
                 x.evictions,
                 x.cached,
+                x.draft_version,
             )
             for i, x in enumerate(lives)
         ]
-        found = np.argwhere(self._blocks).tolist()
-        blocks = [BlockRecord(self.domains[d], v, a, int(self._blocks[d, v, a])) for d, v, a in found]
+        blocks = [
+            BlockRecord(self.domains[d], v, a, int(counts[d, v, a]), version)
+            for version, counts in self._blocks.items()
+            for d, v, a in np.argwhere(counts).tolist()
+        ]
         return Records(
             frame(StepRecord, self.steps),
             frame(RequestRecord, requests),
             frame(BlockRecord, blocks),
             frame(GapRecord, self._gaps),
+            frame(EventRecord, self.events),
             self.last_arrival_s,
         )

@@ -19,6 +19,7 @@ from adasim.policies.scheduler import AnyScheduler, Fcfs
 from adasim.records import Records
 from adasim.serving.admission import Admission
 from adasim.serving.kv import KvMemory
+from adasim.serving.predictor import LengthPredictor
 from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
 from adasim.types import Component, EngineCaps, Request
@@ -39,6 +40,7 @@ class SimBackend(Component):
         lag_steps: rounds after which a policy sees an outcome.
         chunked_prefill: prefill tokens mixed into each step; null = prefills are steps of their own.
         max_prefill_tokens: prompt tokens of one such step.
+        predictor: guesses output lengths for schedulers that ask; null = such schedulers are refused.
     """
 
     kind: Literal["sim"] = "sim"
@@ -54,6 +56,7 @@ class SimBackend(Component):
     max_prefill_tokens: int | None = Field(default=None, ge=1)
     kv: KvMemory = KvMemory()
     scheduler: AnyScheduler = Fcfs()
+    predictor: LengthPredictor | None = None
     _profile: Profile | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -66,6 +69,8 @@ class SimBackend(Component):
             raise ValueError("give a profile, or both cost and acceptance")
         if self.chunked_prefill is not None and self.max_prefill_tokens is not None:
             raise ValueError("max_prefill_tokens has no effect with chunked_prefill")
+        if self.ragged and self._cost().captured_lens is not None:
+            raise ValueError("cost.captured_lens is for rectangular engines: set ragged: false")
         return self
 
     @property
@@ -106,13 +111,16 @@ class SimBackend(Component):
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
+        provides = {"survival", "accept_len", "margin", "cost", "truth"}
+        provides |= {"predicted_len"} if self.predictor is not None else set()
         return EngineCaps(
             max_draft_len=self.max_draft_len,
             max_running_requests=self.max_running_requests,
             ragged=self.ragged,
             captured_tokens=tuple(self._cost().captured_tokens or ()),
+            captured_lens=tuple(self._cost().captured_lens or ()),
             lag_steps=self.lag_steps,
-            provides=frozenset({"survival", "accept_len", "cost", "truth"}),
+            provides=frozenset(provides),
             cost=self._cost(),
         )
 
@@ -137,6 +145,7 @@ class SimBackend(Component):
             partial(acceptance.check_requests, requests),
             partial(self._cost().check_batches, smallest, largest),
             partial(self.kv.check, requests, self.max_draft_len + 1),
+            partial(self.scheduler.check, self.caps()),
         ]
         problems: list[str] = []
         for check in checks:
@@ -162,7 +171,8 @@ class SimBackend(Component):
         driver = PolicyDriver(policy, self.caps())
         luck = self._acceptance().luck(requests, workload.domain_names, seed, self.max_draft_len)
         recorder = Recorder(workload.domain_names, self.max_draft_len + 1)
-        admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps)
+        predicted = self.predictor.predict(requests, seed) if self.predictor else None
+        admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps, predicted)
         env = simpy.Environment()
         source = _Source(env, workload, requests)
         engine = Engine(
@@ -182,6 +192,8 @@ class SimBackend(Component):
         admission.save()
         records = recorder.records(admission.lives)
         records.notes.extend(cost.notes)
+        if predicted is not None and "predicted_len" not in self.scheduler.needs:
+            records.notes.append(f"backend.predictor has no effect: scheduler {self.scheduler.kind} does not ask")
         return records
 
 

@@ -106,6 +106,8 @@ class Engine:
             prefill=int(prefill.sum()),
             prefill_context=self._prefill_context(prefill),
             reads_head=self.driver.reads_draft,
+            drafter_loaded=self.driver.policy.loads_drafter,
+            eager=self.driver.is_eager(verify_lens),
         )
         queued, used = len(self.admission.queue), self.admission.pool.used
         yield self.env.timeout(seconds.total)
@@ -156,6 +158,7 @@ class Engine:
                 kv_blocks=kv_blocks,
                 context=0.0 if view is None else float(view.context_lens.mean()),
                 evicted=self.admission.evicted,
+                draft_version=self.recorder.draft_version,
             )
         )
         self.admission.evicted = 0
@@ -188,4 +191,5 @@ class Engine:
             survival=self.luck.survival(self.batch.domain[rows], at) if "survival" in needs else None,
             accept_len=1 + self.luck.signal[at] if "accept_len" in needs else None,
             truth=truth if "truth" in needs else None,
+            margin=self.luck.margin(self.batch.domain[rows], at) if "margin" in needs else None,
         )

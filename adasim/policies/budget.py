@@ -1,0 +1,89 @@
+"""A budget of drafts for the whole batch: how large, and who gets it."""
+
+from abc import ABC
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, PrivateAttr
+
+from adasim.policies.base import Policy
+from adasim.policies.stale import StaleCurves
+from adasim.policies.step_times import StepTimes
+from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, IntArray
+
+
+class BatchBudget(Policy, ABC):
+    """Sizes the budget by tokens per second, from confidences ``stale_steps`` rounds old; spends it by the present ones.
+
+    ``stop``: "early" takes the first budget after which tokens per second fall, "best" the maximum of all.
+    """
+
+    stop: Literal["early", "best"] = "early"
+    stale_steps: int = Field(default=1, ge=0, le=8)
+    _times: StepTimes = PrivateAttr()
+    _stale: StaleCurves = PrivateAttr()
+
+    def start(self, caps: EngineCaps) -> None:
+        """Forget old confidences."""
+        self._times, self._stale = StepTimes(caps), StaleCurves(self.stale_steps)
+
+    def share(self, batch: BatchView, draft: DraftView, survival: FloatArray) -> IntArray:
+        """Verify lengths [n] by survival curves [n, K]; everything while there are no old ones."""
+        survival = drafted_only(survival, draft.draft_lens)
+        old = self._stale.swap(batch.request_ids, survival)
+        if old is None:
+            return draft.draft_lens + 1
+        budget = budget_of(old, self._times.by_tokens(batch), early=self.stop == "early")
+        return spend(survival, min(budget, int(draft.draft_lens.sum())))
+
+
+def budget_of(survival: FloatArray, seconds: FloatArray, *, early: bool) -> int:
+    """Drafts m with the most (n + sum of the m largest S) / seconds[m], or the first local maximum.
+
+    Args:
+        survival: curves [n, K]; -1 where nothing was drafted.
+        seconds: of rounds that verify n, n + 1, ... tokens, [n K + 1].
+        early: stop before the first m that is worse than m - 1.
+    """
+    n = len(survival)
+    likeliest = np.sort(survival, axis=None)[::-1]
+    if likeliest[-1] < 0:
+        likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
+    tokens = np.empty(len(likeliest) + 1)
+    tokens[0] = n
+    np.cumsum(likeliest, out=tokens[1:])
+    tokens[1:] += n
+    per_s = tokens / seconds[: len(tokens)]
+    if not early:
+        return int(per_s.argmax())
+    falls = per_s[1:] < per_s[:-1]
+    first = int(falls.argmax()) if len(falls) else 0
+    return first if len(falls) and falls[first] else len(likeliest)
+
+
+def drafted_only(survival: FloatArray, draft_lens: IntArray) -> FloatArray:
+    """Survival curves [n, K] with -1 where nothing was drafted."""
+    width = survival.shape[1]
+    if int(draft_lens.min(initial=width)) == width:
+        return survival
+    return np.where(np.arange(width) < draft_lens[:, None], survival, -1.0)
+
+
+def spend(survival: FloatArray, budget: int) -> IntArray:
+    """Verify lengths [n], anchors counted, when the ``budget`` likeliest of all drafts [n, K] are verified.
+
+    Curves fall along a row, so the likeliest drafts of a row are a prefix. Among equals the first in row order
+    wins. Finds the budget-th largest value instead of sorting.
+
+    Args:
+        survival: P(first k drafts accepted); -1 where nothing was drafted.
+        budget: drafts to verify, 0..number of drafts.
+    """
+    n, width = survival.shape
+    if budget <= 0:
+        return np.ones(n, dtype=np.int64)
+    flat = survival.ravel()
+    least = np.partition(flat, flat.size - budget)[flat.size - budget]
+    lengths = 1 + np.count_nonzero(survival > least, axis=1)
+    equals = np.flatnonzero(flat == least)[: budget - int(lengths.sum()) + n]
+    return lengths + np.bincount(equals // width, minlength=n)
