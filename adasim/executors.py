@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing import forkserver, get_all_start_methods, get_context
 from pathlib import Path
 
-from adasim.experiment import Failure, run_trial
+from adasim.experiment import Failure, run_trial, tidy
 from adasim.plan import Trial
 
 TRIES = 3  # of a trial whose failure another try may mend
@@ -93,6 +93,8 @@ class Executor(ABC):
                         progress(trial)
         except KeyboardInterrupt as error:
             raise Interrupted from error
+        if outcome.retried:
+            tidy(out)
         return outcome
 
 

@@ -87,9 +87,14 @@ def open_folder(out: Path, *, resume: bool, overwrite: bool, command: str = "run
         kept = [p.name for p in (out / TRIALS).iterdir() if not p.name.startswith(".")]
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror}") from error
-    for half_written in (out / TRIALS).glob(".*"):  # a killed run left it
-        shutil.rmtree(half_written, ignore_errors=True)
+    tidy(out)
     return kept
+
+
+def tidy(out: Path) -> None:
+    """Remove what killed runs and workers left half-written; nobody may be writing."""
+    for half_written in (out / TRIALS).glob(".*"):
+        shutil.rmtree(half_written, ignore_errors=True)
 
 
 def unfinished(trials: Sequence[Trial], out: Path, *, trace: bool = False) -> list[Trial]:
