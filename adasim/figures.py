@@ -53,7 +53,7 @@ def draw(
         sns.plotting_context("notebook", 0.9),
     ):
         drawn = ((name, make()) for name, make in pictures.items())
-        return {name: _png(figure, mark) for name, figure in drawn if figure.axes}
+        return {name: png(figure, mark) for name, figure in drawn if figure.axes}
 
 
 def curves(
@@ -240,7 +240,8 @@ def _join(summary: pd.DataFrame, fields: list[str]) -> "pd.Series[str]":
     return pd.Series(text, index=summary.index)
 
 
-def _png(figure: Figure, mark: str) -> bytes:
+def png(figure: Figure, mark: str) -> bytes:
+    """A figure as bytes, marked simulated or measured; closes it."""
     out = io.BytesIO()
     figure.text(0.995, 0.005, mark, ha="right", va="bottom", fontsize=8, color="0.45")
     figure.savefig(out, format="png", dpi=110)

@@ -8,6 +8,7 @@ from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from jinja2 import DictLoader, Environment
 
@@ -16,6 +17,7 @@ from adasim.adaptation import Timeline
 from adasim.choice import HIGHER_IS_BETTER, best_constant, choices
 from adasim.figures import draw
 from adasim.files import write_atomic
+from adasim.method import method
 from adasim.tables import (
     RATIO,
     Design,
@@ -25,6 +27,7 @@ from adasim.tables import (
     best_of_groups,
     compare,
     crossovers,
+    gain_error,
     summarise,
     summarise_paybacks,
     with_speedup,
@@ -110,11 +113,12 @@ class Table:
     folded: bool = False
 
 
-def tabulate(trials: pd.DataFrame, story: Story) -> Tables:
-    """All tables from the metrics of the finished trials."""
+def tabulate(trials: pd.DataFrame, story: Story, batches: pd.DataFrame | None = None) -> Tables:
+    """All tables from the metrics of the finished trials, and of the batches of each."""
     design = story.design
     trials = with_speedup(trials, design)
-    summary = best_of_groups(summarise(trials, design), design)
+    batches = None if batches is None or batches.empty else with_speedup(batches, design)
+    summary = best_of_groups(summarise(trials, design, batches), design)
     tables = Tables(trials, summary, pd.DataFrame(), crossovers(trials, design))
     tables.payback = summarise_paybacks(trials, design)
     error = nan
@@ -122,9 +126,17 @@ def tabulate(trials: pd.DataFrame, story: Story) -> Tables:
         r = story.reference
         ours = summary if r.x in summary else summary.assign(**{r.x: r.x_value})
         tables.reference, tables.errors = compare(ours, r.cells, r.x, r.metric)
-        error = tables.errors["mean_abs"]
+        error = float(np.fmax(tables.errors["mean_abs"], gain_error(tables.reference)))
     members = summary[summary["picked"].isna()]
-    tables.best = best_by_point(trials, members, design, error)
+    tables.best = best_by_point(trials, members, design, error, batches)
+    tables.method = method(
+        trials,
+        tables.best,
+        design,
+        error=error,
+        one_seed_batches=batches is not None,
+        simulated=story.kind == "simulated",
+    )
     return tables
 
 
@@ -148,15 +160,16 @@ def failures(tables: Tables, story: Story) -> list[str]:
     return says
 
 
-def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
+def write(trials: pd.DataFrame, story: Story, out: Path, batches: pd.DataFrame | None = None) -> Tables:
     """Write report.html, report.md, CSV tables and PNG figures into ``out``; returns the tables.
 
     Args:
         trials: one row a finished trial: policy, seed, swept fields, metrics.
         story: everything else.
         out: existing folder.
+        batches: parts of the runs, for intervals where there is one seed.
     """
-    tables = tabulate(trials, story)
+    tables = tabulate(trials, story, batches)
     pictures = draw(
         tables,
         story.design,
@@ -165,10 +178,6 @@ def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
         mark=story.kind,
         timelines=story.timelines,
     )
-    for folder in ("tables", "figures"):
-        (out / folder).mkdir(exist_ok=True)
-        for old in (out / folder).iterdir():
-            old.unlink()
     named = {
         "trials": tables.trials,
         "summary": tables.summary,
@@ -177,10 +186,44 @@ def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
         "reference": tables.reference,
         "payback": tables.payback if len(tables.payback) else None,
     }
-    for name, table in named.items():
-        if table is not None:
-            write_atomic(out / "tables" / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
-    for name, data in pictures.items():
+    page = Page(
+        answer=answer(tables, story),
+        shown=shown_tables(tables, story),
+        tables={name: table for name, table in named.items() if table is not None},
+        pictures=pictures,
+        captions=CAPTIONS,
+        method=tables.method,
+        errors=tables.errors,
+        failures=failures(tables, story),
+    )
+    write_page(page, story, out)
+    return tables
+
+
+@dataclass(slots=True)
+class Page:
+    """What a page shows besides its story."""
+
+    answer: list[str]
+    shown: list["Table"]
+    tables: dict[str, pd.DataFrame]  # CSV files
+    pictures: dict[str, bytes]  # PNG files
+    captions: dict[str, str]
+    method: list[str]
+    errors: dict[str, float] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+    about_error: str = ""  # replaces what a page says of the reference
+
+
+def write_page(page: Page, story: Story, out: Path) -> None:
+    """Write report.html, report.md, and the tables and figures, which replace those that were there."""
+    for folder in ("tables", "figures"):
+        (out / folder).mkdir(exist_ok=True)
+        for old in (out / folder).iterdir():
+            old.unlink()
+    for name, table in page.tables.items():
+        write_atomic(out / "tables" / f"{name}.csv", table.to_csv(index=False, lineterminator="\n"))
+    for name, data in page.pictures.items():
         write_atomic(out / "figures" / f"{name}.png", data)
 
     pages = Environment(
@@ -193,16 +236,17 @@ def write(trials: pd.DataFrame, story: Story, out: Path) -> Tables:
     shared = {
         "story": story,
         "version": __version__,
-        "answer": answer(tables, story),
-        "tables": shown_tables(tables, story),
-        "errors": tables.errors,
-        "failures": failures(tables, story),
-        "captions": CAPTIONS,
+        "answer": page.answer,
+        "tables": page.shown,
+        "method": page.method,
+        "errors": page.errors,
+        "failures": page.failures,
+        "about_error": page.about_error,
+        "captions": page.captions,
     }
-    inline = {n: base64.b64encode(d).decode() for n, d in pictures.items()}
+    inline = {n: base64.b64encode(d).decode() for n, d in page.pictures.items()}
     write_atomic(out / "report.html", pages.get_template("report.html").render(**shared, pictures=inline))
-    write_atomic(out / "report.md", pages.get_template("report.md").render(**shared, pictures=list(pictures)))
-    return tables
+    write_atomic(out / "report.md", pages.get_template("report.md").render(**shared, pictures=list(page.pictures)))
 
 
 def answer(tables: Tables, story: Story) -> list[str]:
@@ -210,7 +254,7 @@ def answer(tables: Tables, story: Story) -> list[str]:
     says, goal = [], story.design.goal
     for _, row in tables.best.iterrows():
         point = story.design.point
-        place = ", ".join(f"{name} {row[p]}" for name, p in zip(_short(point), point, strict=True))
+        place = ", ".join(f"{name} {row[p]}" for name, p in zip(short(point), point, strict=True))
         start = f"At {place}: " if place else ""
         parts = []
         if "static" in row and not pd.isna(row.get("static")):
@@ -219,7 +263,8 @@ def answer(tables: Tables, story: Story) -> list[str]:
             parts.append(f"best adaptive is {_choice(row, 'adaptive', goal)}")
         if "verdict" in row and not pd.isna(row.get("verdict")):
             width = "" if isnan(row["gain_hw"]) else f" ± {row['gain_hw']:.1%}"
-            parts.append(f"adaptive gains {row['gain']:+.1%}{width} over static: {row['verdict']}")
+            reason = f" ({row['because']})" if row["because"] and "(" not in row["verdict"] else ""
+            parts.append(f"adaptive gains {row['gain']:+.1%}{width} over static: {row['verdict']}{reason}")
         if not parts:
             parts.append(f"no policy reaches any {goal.words}")
         says.append(start + "; ".join(parts) + ".")
@@ -229,7 +274,7 @@ def answer(tables: Tables, story: Story) -> list[str]:
 def _choice(row: "pd.Series[Any]", role: str, goal: Goal) -> str:
     speedup = row[f"{role}_speedup"]
     ratio = "" if isnan(speedup) else f"{speedup:.2f}x, "
-    return f"{row[role]} ({ratio}{_number(row[f'{role}_{goal.metric}'], nan)} {UNITS[goal.metric]})"
+    return f"{row[role]} ({ratio}{number(row[f'{role}_{goal.metric}'], nan)} {UNITS[goal.metric]})"
 
 
 def shown_tables(tables: Tables, story: Story) -> list[Table]:
@@ -243,7 +288,7 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
                 f"{c['at']:g}",
                 str(c["role"]),
                 f"{c['reference']:.2f}",
-                _number(c["predicted"], c["half_width"]),
+                number(c["predicted"], c["half_width"]),
                 f"{c['error']:+.1%}",
             ]
             for _, c in tables.reference.iterrows()
@@ -256,7 +301,7 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
             head += ["null model", "its error"]
             for row, (_, c) in zip(rows, tables.reference.iterrows(), strict=True):
                 known = not isnan(c["null"])
-                row += [_number(c["null"], nan), f"{c['null_error']:+.1%}" if known else "–"]
+                row += [number(c["null"], nan), f"{c['null_error']:+.1%}" if known else "–"]
             note += f". Null model: {r.null_model}"
         shown.append(Table("Predicted beside published", head, rows, f"{note}. Source: {r.source}."))
         shown += _choice_table(tables.reference, r)
@@ -269,7 +314,7 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
         shown.append(
             Table(
                 f"Where speculation stops paying ({x})",
-                ["policy", *_short(design.facets), "stops paying at"],
+                ["policy", *short(design.facets), "stops paying at"],
                 rows,
             )
         )
@@ -285,16 +330,16 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
 
 def _adaptation_tables(tables: Tables, design: Design) -> list[Table]:
     """Whether training pays back, and what the alarms saw."""
-    shown, places = [], _short(design.point)
+    shown, places = [], short(design.point)
     if len(tables.payback):
         rows = [
             [
                 str(r["policy"]),
                 *(str(r[p]) for p in design.point),
                 *(_percent(r[m], r[f"{m}_hw"]) for m in ("throughput", "tpot")),
-                *(_number(r[m], r[f"{m}_hw"]) for m in ("trainer_share", "reserved_share", "payback")),
+                *(number(r[m], r[f"{m}_hw"]) for m in ("trainer_share", "reserved_share", "payback")),
                 _percent(r["late_saving"], r["late_saving_hw"]),
-                "never" if r["engines"] == inf else _number(r["engines"], nan),
+                "never" if r["engines"] == inf else number(r["engines"], nan),
                 _repaid(r["repaid_after_s"]),
             ]
             for _, r in tables.payback.iterrows()
@@ -314,7 +359,7 @@ def _adaptation_tables(tables: Tables, design: Design) -> list[Table]:
         known = [c for c in (*counts, "alarm_delay_s", "alarm_delay_requests") if c in tables.summary]
         watched = tables.summary[tables.summary["alarms"].notna() & tables.summary["picked"].isna()]
         rows = [
-            [str(r["policy"]), *(str(r[p]) for p in design.point), *(_number(r[c], r[f"{c}_hw"]) for c in known)]
+            [str(r["policy"]), *(str(r[p]) for p in design.point), *(number(r[c], r[f"{c}_hw"]) for c in known)]
             for _, r in watched.iterrows()
         ]
         note = (
@@ -358,17 +403,17 @@ def _summary_table(title: str, summary: pd.DataFrame, design: Design, *, folded:
         label = str(row["policy"])
         if isinstance(row["picked"], str):
             label += f" = {row['picked'].removeprefix(label.removeprefix('best ')).strip()}"
-        rows.append([label, *(f"{row[p]}" for p in design.point), *(_number(row[m], row[f"{m}_hw"]) for m in names)])
-    return Table(title, ["policy", *_short(design.point), *(SUMMARY[m] for m in names)], rows, folded=folded)
+        rows.append([label, *(f"{row[p]}" for p in design.point), *(number(row[m], row[f"{m}_hw"]) for m in names)])
+    return Table(title, ["policy", *short(design.point), *(SUMMARY[m] for m in names)], rows, folded=folded)
 
 
-def _short(fields: Sequence[str]) -> list[str]:
+def short(fields: Sequence[str]) -> list[str]:
     """Last parts of dotted fields, whole ones where those are ambiguous."""
     last = [f.rsplit(".", 1)[-1] for f in fields]
     return [f if last.count(s) > 1 else s for f, s in zip(fields, last, strict=True)]
 
 
-def _number(value: float, half_width: float) -> str:
+def number(value: float, half_width: float) -> str:
     """Four digits, with the half-width where it shows."""
     if pd.isna(value):
         return "–"

@@ -21,7 +21,8 @@ from adasim.calibration.speedups import (
     with_speculative_ms,
 )
 from adasim.choice import choices
-from adasim.experiment import collect, prepare, run_trials
+from adasim.executors import Local
+from adasim.experiment import collect, prepare
 from adasim.plan import Plan, load
 from adasim.story import tell
 from adasim.tables import Tables
@@ -56,7 +57,7 @@ def simulate(name: str, settings: list[str], policies: list[str], out: Path) -> 
     whole = load(name, settings)
     plan = Plan(whole.scenario, [t for t in whole.trials if t.policy in policies], {}, whole.files, [])
     trials = prepare(plan, out, resume=False, overwrite=False)
-    assert not run_trials(trials, out, workers=2, trace=False, progress=lambda _: None)
+    assert not Local(2).run(trials, out, trace=False, progress=lambda _: None).failures
     table, notes = collect(plan, out)
     table.attrs["notes"] = notes
     return table

@@ -15,6 +15,8 @@ import pytest
 import yaml
 
 from adasim.cli import main
+from adasim.experiment import Failure, run_trial
+from adasim.plan import Trial
 from adasim.policies.fixed import Fixed
 from adasim.scenario import packaged
 from adasim.types import BatchView, DraftView, IntArray
@@ -234,6 +236,7 @@ def test_resume_keeps_trials_when_the_scenario_grows(scenario_file: Path, tmp_pa
         ["sweep={policies.fixed.verify_len: [4, 8]}"],
         ["policies=[{kind: head}]"],
         ["backend.lag_steps=2"],
+        ["measure={warmup_requests: mser5}", "workload.requests=80"],
     ],
 )
 def test_odd_scenarios_still_report(settings: list[str], tmp_path: Path) -> None:
@@ -324,3 +327,31 @@ def test_help_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Which speculative-decoding policy pays" in done.stdout
+
+
+def test_one_seed_has_intervals_from_its_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adasim("run", "smoke", "--json", "--out", tmp_path / "out", "--workers", "1", *SMALL) == 0
+    (best,) = json.loads(capsys.readouterr().out)["best"]
+    assert best["gain_hw"] > 0
+    assert best["verdict"] in {"better", "worse", "cannot tell"}
+    assert "each run is cut into 20 parts of equal work" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_interrupted_searches_exit_130(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between two trials of a rung: what is finished stays."""
+    call = ["tune", "smoke", "--out", str(tmp_path / "out"), "--workers", "1", *SMALL, "--set", "workload.requests=12"]
+    count = iter(range(10))
+
+    def run_some(trial: Trial, out: Path, trace: bool) -> Failure | None:
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        return run_trial(trial, out, trace)
+
+    monkeypatch.setattr("adasim.executors.run_trial", run_some)
+    assert adasim(*call) == 130
+    assert "the finished trials are in" in capsys.readouterr().err
+    assert len(list((tmp_path / "out" / "trials").iterdir())) == 2
+    monkeypatch.undo()
+    assert adasim(*call, "--resume") == 0

@@ -88,6 +88,16 @@ def test_bad_scenarios_say_what_where_and_what_is_allowed(fields: dict[str, Any]
     assert any(message in p for p in problems(config(**fields))), problems(config(**fields))
 
 
+def test_mser5_is_for_closed_loops() -> None:
+    """There it sets the warm-up of each run; in an open loop policies would be measured on different requests."""
+    measure = {"warmup_requests": "mser5"}
+    assert plan(measure=measure).scenario.warmup_requests == 4  # where the rule cannot tell: as many as clients
+    with pytest.raises(InputError, match=r"measure.warmup_requests: mser5 is for closed loops"):
+        plan(workload={"kind": "poisson", "rate_rps": 1.0}, measure=measure)
+    with pytest.raises(InputError, match=r"measure.warmup_requests: got 'mser'"):
+        plan(measure={"warmup_requests": "mser"})
+
+
 def test_all_problems_are_named_at_once() -> None:
     raw = config(
         workload=closed(concurrency=0, output_len={"kind": "uniform", "minimum": 1}),

@@ -13,7 +13,8 @@ from adasim.calibration.throughput import Quadratic, Term, ThroughputCell, Throu
 from adasim.calibration.tree import fit_tree, tree_tau
 from adasim.choice import best_constant, choices
 from adasim.errors import InputError
-from adasim.experiment import collect, prepare, run_trials
+from adasim.executors import Local
+from adasim.experiment import collect, prepare
 from adasim.plan import load
 from adasim.story import tell
 from adasim.tables import compare
@@ -121,7 +122,7 @@ def test_simulated_sweep_is_the_fitted_one(tmp_path_factory: pytest.TempPathFact
     settings = ["seeds=[0]", "sweep.workload.concurrency=[8, 64]", "workload.requests=160"]
     plan, out = load(name, settings), tmp_path_factory.mktemp("sweep")
     trials = prepare(plan, out, resume=False, overwrite=False)
-    assert not run_trials(trials, out, workers=2, trace=False, progress=lambda _: None)
+    assert not Local(2).run(trials, out, trace=False, progress=lambda _: None).failures
     measured, _ = collect(plan, out)
     tables = report.tabulate(measured, tell(plan, len(measured), []))
     assert tables.reference is not None

@@ -10,7 +10,8 @@ import pytest
 from adasim import adaptation, report
 from adasim.calibration.alarm import Alarm, run_length
 from adasim.calibration.rollback import Rollback, Served
-from adasim.experiment import collect, prepare, run_trials, timelines
+from adasim.executors import Local
+from adasim.experiment import collect, prepare, timelines
 from adasim.plan import Plan
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
@@ -334,9 +335,8 @@ def test_same_seed_same_bytes_and_a_report_of_it(drifting: Plan, tmp_path: Path)
     contents = []
     for name in ("a", "b"):
         out = tmp_path / name
-        assert not run_trials(
-            prepare(drifting, out, resume=False, overwrite=False), out, workers=1, trace=False, progress=lambda _: None
-        )
+        todo = prepare(drifting, out, resume=False, overwrite=False)
+        assert not Local(1).run(todo, out, trace=False, progress=lambda _: None).failures
         trials, notes = collect(drifting, out)
         story = tell(drifting, len(trials), notes)
         story.timelines = timelines(drifting, out)

@@ -6,6 +6,7 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from adasim.calibration.acceptance import AnyAcceptance
+from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.draft_model import DraftModel
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
@@ -28,7 +29,7 @@ class Provenance(Component):
 
 
 class Profile(Component):
-    """Cost and acceptance of one model on one machine, and the drafters that were compared on it."""
+    """Cost and acceptance of one model on one machine, how far off they may be, and the drafters compared on it."""
 
     version: int = Field(default=1, ge=1, le=1)
     name: str
@@ -36,6 +37,7 @@ class Profile(Component):
     cost: AnyCost
     acceptance: AnyAcceptance
     drafters: dict[str, DraftModel] = Field(default_factory=dict)
+    uncertainty: Uncertainty = Uncertainty()
 
     @classmethod
     def load(cls, name: str) -> Self:

@@ -8,6 +8,7 @@ import simpy
 from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance, CurveAcceptance, Luck
+from adasim.calibration.adjust import Adjust
 from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import CostModel
 from adasim.calibration.draft_model import DraftModel
@@ -39,6 +40,7 @@ class SimBackend(Component):
     Attributes:
         profile: name of a packaged profile, or a path.
         drafters: further drafters by name, for policies that choose one (``drafter``).
+        adjust: moves the calibrated inputs; see ``adasim sensitivity``.
         max_draft_len: drafts of a full block (block - 1).
         max_running_requests: one limit for every policy.
         ragged: pack different verify lengths; false pads everybody to the longest.
@@ -55,6 +57,7 @@ class SimBackend(Component):
     cost: AnyCost | None = None
     acceptance: AnyAcceptance | None = None
     drafters: dict[str, DraftModel] = Field(default_factory=dict)
+    adjust: Adjust | None = None
     max_draft_len: int = Field(default=15, ge=1)
     max_running_requests: int = Field(default=256, ge=1)
     ragged: bool = True
@@ -104,25 +107,35 @@ class SimBackend(Component):
         given |= {f"drafter {name}": model for name, model in self.drafters.items()}
         return {name: model for name, model in given.items() if model is not None}
 
-    def _cost(self) -> CostModel:
+    @property
+    def calibrated_cost(self) -> CostModel:
+        """The cost model before ``adjust``."""
         model = self.cost or (self._profile.cost if self._profile else None)
         assert model is not None
         return model
 
-    def _acceptance(self) -> AcceptanceModel:
+    @property
+    def calibrated_acceptance(self) -> AcceptanceModel:
+        """The acceptance model before ``adjust``."""
         model = self.acceptance or (self._profile.acceptance if self._profile else None)
         assert model is not None
         return model
+
+    def _cost(self) -> CostModel:
+        return self.adjust.cost(self.calibrated_cost) if self.adjust else self.calibrated_cost
 
     def _drafters(self) -> dict[str, DraftModel]:
         return (self._profile.drafters if self._profile else {}) | self.drafters
 
     def _with(self, drafter: str | None) -> tuple[CostModel, AcceptanceModel, int]:
         """Cost, acceptance and longest draft with a drafter; null or an unknown name: the engine's own."""
-        cost, acceptance = self._cost(), self._acceptance()
-        if drafter is None or (own := self._drafters().get(drafter)) is None:
-            return cost, acceptance, self.max_draft_len
-        return own.cost_of(cost), own.acceptance_of(acceptance), own.max_draft_len or self.max_draft_len
+        cost, acceptance, longest = self.calibrated_cost, self.calibrated_acceptance, self.max_draft_len
+        if drafter is not None and (own := self._drafters().get(drafter)) is not None:
+            cost, acceptance = own.cost_of(cost), own.acceptance_of(acceptance)
+            longest = own.max_draft_len or longest
+        if self.adjust is not None:
+            cost, acceptance = self.adjust.cost(cost), self.adjust.luck(acceptance)
+        return cost, acceptance, longest
 
     def caps(self, drafter: str | None = None) -> EngineCaps:
         """The engine's limits and what it provides, with one of its drafters."""
