@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 REAL := $(VENV)/.real
+RAY := $(VENV)/.ray
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help run test check format bench gpu-check clean
+.PHONY: help run test test-ray check format bench gpu-check clean
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -26,6 +27,14 @@ run: $(READY)  ## Simulate scenarios/dcut_h20.yaml and write reports/dcut_h20/re
 
 test: $(REAL)  ## Run the tests
 	$(BIN)/pytest -n auto
+
+# Ray's tests: a cluster of two workers on this machine
+$(RAY): $(READY)
+	$(PIP) --constraint constraints.txt --editable '.[dev,ray]'
+	touch $@
+
+test-ray: $(RAY)  ## Run the tests on Ray (installs it)
+	$(BIN)/pytest tests/test_ray.py
 
 check: $(REAL)  ## Lint, formatting, types, import directions
 	$(BIN)/ruff check .

@@ -8,12 +8,33 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adasim import __version__
+from adasim.options import (
+    BAD_INPUT,
+    INTERRUPTED,
+    Address,
+    ExecutorKind,
+    Json,
+    Keep,
+    Name,
+    NoReport,
+    Out,
+    Overwrite,
+    Resume,
+    Settings,
+    Trace,
+    Workers,
+    executor_of,
+    exit_on,
+    failed_lines,
+    interrupted,
+    simulated,
+)
+from adasim.search_commands import sensitivity_command, tune_command
 
 if TYPE_CHECKING:
+    from adasim.executors import Executor
     from adasim.plan import Plan
     from adasim.tables import Tables
-
-BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,22 +59,14 @@ def _root(
     """Options of every command."""
 
 
-Name = Annotated[str, typer.Argument(help="A YAML file, or the name of a packaged scenario.")]
-Out = Annotated[Path | None, typer.Option(help="Output folder. Default: reports/NAME.")]
-Settings = Annotated[list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Override a field; repeatable.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Keep finished trials, run the rest.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Discard what the folder holds.")]
-Trace = Annotated[bool, typer.Option("--trace", help="Write a Perfetto trace of every trial.")]
-NoReport = Annotated[bool, typer.Option("--no-report", help="Write records only; `adasim report` makes the report.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of tables.")]
-
-
 @app.command(name="run")
 def run_command(
     scenario: Name,
     out: Out = None,
     settings: Settings = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Processes. Default: one per CPU.")] = None,
+    workers: Workers = None,
+    executor: ExecutorKind = "local",
+    address: Address = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
     trace: Trace = False,
@@ -61,22 +74,11 @@ def run_command(
     as_json: Json = False,
 ) -> None:
     """Simulate every policy over the sweep and all seeds, and write a report."""
-    from adasim.errors import InputError
     from adasim.plan import load
 
-    plan = load(scenario, settings or [])
-    if plan.scenario.backend.mark != "simulated":
-        raise InputError(f"backend: kind {plan.scenario.backend.kind} is a real engine; use adasim record")
-    _experiment(
-        plan,
-        out,
-        workers or _cpus(),
-        resume=resume,
-        overwrite=overwrite,
-        trace=trace,
-        no_report=no_report,
-        as_json=as_json,
-    )
+    plan = simulated(load(scenario, settings or []))
+    runner = executor_of(executor, workers, address)
+    _experiment(plan, out, runner, Keep(resume, overwrite, trace, report=not no_report), as_json=as_json)
 
 
 @app.command(name="record")
@@ -91,55 +93,39 @@ def record_command(
 ) -> None:
     """Run a scenario on a real engine, one trial after the other, and write the same records and report."""
     from adasim.errors import InputError
+    from adasim.executors import Local
     from adasim.plan import load
 
     plan = load(scenario, settings or [])
     if plan.scenario.backend.mark != "measured":
         raise InputError(f"backend: kind {plan.scenario.backend.kind} is a simulation; use adasim run")
-    _experiment(plan, out, 1, resume=resume, overwrite=overwrite, trace=trace, no_report=False, as_json=as_json)
+    _experiment(plan, out, Local(1), Keep(resume, overwrite, trace), as_json=as_json)
 
 
-def _experiment(
-    plan: "Plan",
-    out: Path | None,
-    workers: int,
-    *,
-    resume: bool,
-    overwrite: bool,
-    trace: bool,
-    no_report: bool,
-    as_json: bool,
-) -> None:
+def _experiment(plan: "Plan", out: Path | None, runner: "Executor", keep: Keep, *, as_json: bool) -> None:
     """Run what is left of a plan, write the report, show it."""
-    from adasim.errors import InputError
-    from adasim.experiment import Interrupted, prepare, run_trials, write_manifest
-    from adasim.screen import progress_bar
+    from adasim.executors import Interrupted
+    from adasim.experiment import prepare, write_manifest
+    from adasim.screen import progress_bar, show_errors
 
-    if resume and overwrite:
-        raise InputError("--resume and --overwrite exclude each other")
     out = out or Path("reports") / plan.scenario.name
-    todo = prepare(plan, out, resume=resume, overwrite=overwrite, trace=trace)
+    todo = prepare(plan, out, resume=keep.resume, overwrite=keep.overwrite, trace=keep.trace)
     if plan.scenario.backend.mark == "measured":  # what is compared runs close together in time
         todo.sort(key=lambda t: (t.seed, str(t.point)))
     done = len(plan.trials) - len(todo)
     try:
         with progress_bar(len(plan.trials), done, quiet=as_json) as advance:
-            failed = run_trials(todo, out, workers=workers, trace=trace, progress=lambda _: advance())
+            outcome = runner.run(todo, out, trace=keep.trace, progress=lambda _: advance())
     except Interrupted:
         finished = _write(plan, out, []) is not None
-        says = f"the finished trials are in {out}" if finished else "no trial had finished"
-        typer.echo(f"interrupted; {says}. Go on with --resume", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    errors: dict[str, str] = {}  # what went wrong -> the first trial it happened to
-    for f in failed:
-        errors.setdefault(f.error, f"{f.trial.policy} {f.trial.point or ''} seed {f.trial.seed}")
-    lines = [f"{place}: {error}" for error, place in errors.items()]
-    tables = None if no_report else _write(plan, out, lines)
-    if not failed:
-        write_manifest(plan, out, finished=True)
+        interrupted(out, finished=finished)
+    lines = failed_lines(outcome.failures)
+    tables = _write(plan, out, lines) if keep.report else None
+    if not outcome.failures:
+        write_manifest(plan, out, finished=True, notes=outcome.notes)
     _show(plan, out, tables, lines, as_json=as_json)
-    if failed:
-        raise typer.Exit(BAD_INPUT if all(f.bad_input for f in failed) else FAILED)
+    show_errors(outcome.notes, "note")
+    exit_on(outcome.failures)
 
 
 @app.command(name="report")
@@ -155,6 +141,9 @@ def report_command(scenario: Name, out: Out = None, settings: Settings = None, a
         raise InputError(f"--out {out}: holds no finished trial of this scenario")
     _show(plan, out, tables, [], as_json=as_json)
 
+
+app.command(name="tune")(tune_command)
+app.command(name="sensitivity")(sensitivity_command)
 
 train_app = typer.Typer(
     no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."
@@ -275,21 +264,18 @@ def list_command(
     show_list(what, catalogue(what), as_json=as_json)
 
 
-def _cpus() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _write(plan: "Plan", out: Path, errors: list[str]) -> "Tables | None":
     from adasim import report
-    from adasim.experiment import collect
+    from adasim.experiment import collect, collect_batches, timelines
     from adasim.story import tell
 
     trials, notes = collect(plan, out)
     if trials.empty:
         return None
-    return report.write(trials, tell(plan, len(trials), [*plan.notes, *notes, *errors]), out)
+    story = tell(plan, len(trials), [*plan.notes, *notes, *errors])
+    story.timelines = timelines(plan, out)
+    batches = collect_batches(plan, out) if len(plan.scenario.seeds) == 1 else None
+    return report.write(trials, story, out, batches)
 
 
 def _show(plan: "Plan", out: Path, tables: "Tables | None", errors: list[str], *, as_json: bool) -> None:

@@ -4,35 +4,30 @@ import json
 import os
 import platform
 import shutil
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
-from multiprocessing import forkserver, get_all_start_methods, get_context
+from math import nan
 from pathlib import Path
 from subprocess import DEVNULL, run
 from typing import Any
 
 import pandas as pd
 
-from adasim import __version__, metrics
-from adasim.errors import InputError
+from adasim import __version__, adaptation, metrics
+from adasim.errors import InputError, PolicyError
 from adasim.files import to_json, write_atomic
 from adasim.plan import Plan, Trial
+from adasim.scenario import Scenario
 from adasim.trace_events import trace_events
 
 LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic", "scipy", "seaborn", "simpy")
 TRIALS = "trials"
 OVERLOADED = 0.2  # share of an open loop's requests left over at its end
-
-
-class Interrupted(Exception):
-    """Ctrl-C: finished trials are on disk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +37,7 @@ class Failure:
     trial: Trial
     error: str
     bad_input: bool = False
+    again: bool = False  # another try may succeed
 
 
 def prepare(plan: Plan, out: Path, *, resume: bool, overwrite: bool, trace: bool = False) -> list[Trial]:
@@ -50,14 +46,35 @@ def prepare(plan: Plan, out: Path, *, resume: bool, overwrite: bool, trace: bool
     Raises:
         InputError: the folder cannot be written, or holds something else's results.
     """
+    kept = open_folder(out, resume=resume, overwrite=overwrite)
+    keys = {t.key for t in plan.trials}
+    foreign = sorted(name for name in kept if name not in keys)
+    if foreign:
+        raise InputError(
+            f"--out {out}: holds {len(foreign)} trials of another scenario, input file or version; use --overwrite"
+        )
+    write_manifest(plan, out, finished=False)
+    return unfinished(plan.trials, out, trace=trace)
+
+
+def open_folder(out: Path, *, resume: bool, overwrite: bool, command: str = "run") -> list[str]:
+    """Make an output folder ready for a command; returns the keys of the trials it holds.
+
+    Raises:
+        InputError: the folder cannot be written, or holds something else's results.
+    """
+    if resume and overwrite:
+        raise InputError("--resume and --overwrite exclude each other")
     try:
         if out.exists() and not out.is_dir():
             raise InputError(f"--out {out}: is a file")
-        ours = _is_ours(out / "manifest.json")
-        if ours and not (resume or overwrite):
+        made_by = _made_by(out / "manifest.json")
+        if made_by is not None and not (resume or overwrite):
             raise InputError(f"--out {out}: holds results; use --resume, --overwrite or another folder")
-        if not ours and out.is_dir() and any(out.iterdir()):
+        if made_by is None and out.is_dir() and any(out.iterdir()):
             raise InputError(f"--out {out}: is not empty and holds no results of adasim; use another folder")
+        if resume and made_by not in {None, command}:
+            raise InputError(f"--out {out}: holds results of adasim {made_by}; use --overwrite or another folder")
         if overwrite:
             for name in (TRIALS, "tables", "figures"):
                 shutil.rmtree(out / name, ignore_errors=True)
@@ -67,116 +84,79 @@ def prepare(plan: Plan, out: Path, *, resume: bool, overwrite: bool, trace: bool
             (out / name).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=out):
             pass
-        old = [p for p in (out / TRIALS).iterdir() if not p.name.startswith(".")]
+        kept = [p.name for p in (out / TRIALS).iterdir() if not p.name.startswith(".")]
     except OSError as error:
         raise InputError(f"--out {out}: cannot be written: {error.strerror}") from error
-    keys = {t.key for t in plan.trials}
-    foreign = sorted(p.name for p in old if p.name not in keys)
-    if foreign:
-        raise InputError(
-            f"--out {out}: holds {len(foreign)} trials of another scenario, input file or version; use --overwrite"
-        )
-    for half_written in (out / TRIALS).glob(".*"):  # a killed run left it
+    tidy(out)
+    return kept
+
+
+def tidy(out: Path) -> None:
+    """Remove what killed runs and workers left half-written; nobody may be writing."""
+    for half_written in (out / TRIALS).glob(".*"):
         shutil.rmtree(half_written, ignore_errors=True)
-    write_manifest(plan, out, finished=False)
-    done = {p.name for p in old if not trace or (p / "trace.json").is_file()}
-    return [t for t in plan.trials if t.key not in done]
 
 
-def _is_ours(manifest: Path) -> bool:
-    """Whether a folder's manifest was written by adasim."""
+def unfinished(trials: Sequence[Trial], out: Path, *, trace: bool = False) -> list[Trial]:
+    """Trials without a result in ``out`` (with ``trace``: or without a trace)."""
+    needed = "trace.json" if trace else "trial.json"
+    return [t for t in trials if not (out / TRIALS / t.key / needed).is_file()]
+
+
+def _made_by(manifest: Path) -> str | None:
+    """Which command of adasim wrote a folder's manifest; None: none did."""
     try:
-        return "adasim" in json.loads(manifest.read_text())["versions"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+        facts = json.loads(manifest.read_text())
+        return str(facts.get("made_by", "run")) if "adasim" in facts["versions"] else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
 
 
-def run_trials(
-    trials: list[Trial], out: Path, *, workers: int, trace: bool, progress: Callable[[Trial], None]
-) -> list[Failure]:
-    """Run trials in ``workers`` processes; each finished one is on disk when ``progress`` is called.
-
-    Raises:
-        Interrupted: by Ctrl-C; finished trials stay usable.
-    """
-    failures: list[Failure] = []
+def run_trial(trial: Trial, out: Path, trace: bool = False) -> Failure | None:
+    """Run one trial and write its folder whole or not at all; returns what went wrong, if anything did."""
     try:
-        if workers == 1 or len(trials) <= 1:
-            for trial in trials:
-                failures += run_trial(trial, out, trace)
-                progress(trial)
-            return failures
-        with _pool(min(workers, len(trials))) as pool:
-            futures: dict[Future[list[Failure]], Trial] = {pool.submit(run_trial, t, out, trace): t for t in trials}
-            for future in as_completed(futures):
-                error = future.exception()
-                failures += [Failure(futures[future], str(error))] if error else future.result()
-                progress(futures[future])
-    except KeyboardInterrupt as error:
-        raise Interrupted from error
-    return failures
+        with trial_folder(trial, out) as folder:
+            execute(trial, trial.scenario(), folder, trace=trace)
+    except Exception as error:  # one bad trial must not take the others with it; the caller reports it
+        return failure(trial, error)
+    return None
 
 
 @contextmanager
-def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    # A fork server: workers inherit no thread or lock of this process, and imports are paid once. It starts with
-    # Ctrl-C ignored, and so do its workers: interrupts are this process's to handle.
-    context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-    if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(["adasim.experiment"])
-        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            forkserver.ensure_running()
-        finally:
-            signal.signal(signal.SIGINT, before)
-    pool = ProcessPoolExecutor(workers, context, initializer=_ignore_interrupts)
+def trial_folder(trial: Trial, out: Path) -> Iterator[Path]:
+    """A scratch folder that becomes the trial's when all went well."""
+    scratch = Path(tempfile.mkdtemp(dir=out / TRIALS, prefix="."))
     try:
-        yield pool
-    except BaseException:
-        for process in list((pool._processes or {}).values()):
-            process.terminate()
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
-
-def _ignore_interrupts() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def run_trial(trial: Trial, out: Path, trace: bool = False) -> list[Failure]:
-    """Run one trial and write its folder whole or not at all; returns what went wrong, if anything did."""
-    scratch: Path | None = None
-    try:
-        scratch = Path(tempfile.mkdtemp(dir=out / TRIALS, prefix="."))
-        _run(trial, scratch, trace)
+        yield scratch
         scratch.chmod(0o755)
         shutil.rmtree(out / TRIALS / trial.key, ignore_errors=True)
         scratch.rename(out / TRIALS / trial.key)
-    except InputError as error:
-        return [Failure(trial, str(error), bad_input=True)]
-    except Exception as error:  # one bad trial must not take the others with it; the caller reports it
-        return [Failure(trial, f"{type(error).__name__}: {error}")]
     finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
-    return []
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _run(trial: Trial, folder: Path, trace: bool) -> None:
-    scenario = trial.scenario()
+def failure(trial: Trial, error: Exception) -> Failure:
+    """What an exception means for a trial: bad input and bad policies fail again, anything else may not."""
+    if isinstance(error, InputError):
+        return Failure(trial, str(error), bad_input=True)
+    says = f"{type(error).__name__}: {error}"
+    return Failure(trial, says, again=not isinstance(error, PolicyError))
+
+
+def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> None:
+    """Run a trial, whose scenario is ``scenario``, and write its records and metrics into ``folder``."""
+    open_loop, until_last_arrival = scenario.workload.clients is None, scenario.measure.until_last_arrival
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
-    part = metrics.window(
-        records,
-        scenario.warmup_requests,
-        open_loop=scenario.workload.clients is None,
-        until_last_arrival=scenario.measure.until_last_arrival,
-    )
+    found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=until_last_arrival)
+    warmup = scenario.warmup_requests
+    if scenario.measure.warmup_requests == "mser5" and found is not None:
+        warmup = found
+    part = metrics.window(records, warmup, open_loop=open_loop, until_last_arrival=until_last_arrival)
     if part.seconds <= 0:
         finished = int(records.requests["finish_s"].notna().sum())
         raise InputError(
             f"nothing to measure: the window closes before it opens ({finished} requests finished, "
-            f"{scenario.warmup_requests} are warm-up); raise the number of requests or lower measure.warmup_requests"
+            f"{warmup} are warm-up); raise the number of requests or lower measure.warmup_requests"
         )
     row: dict[str, Any] = {
         "policy": trial.policy,
@@ -185,6 +165,8 @@ def _run(trial: Trial, folder: Path, trace: bool) -> None:
         **trial.point,
     }
     row |= metrics.summary(records, part, scenario.slo)
+    row |= adaptation.summary(records)
+    row |= {"warmup_requests": float(warmup), "warmup_mser5": nan if found is None else float(found)}
     notes = list(records.notes)
     if part.by == "arrival" and row["backlog"] > OVERLOADED:
         notes.append(
@@ -194,7 +176,9 @@ def _run(trial: Trial, folder: Path, trace: bool) -> None:
     records.write(folder)
     if trace:
         write_atomic(folder / "trace.json", trace_events(records))
-    facts = {"key": trial.key, "window": [part.start_s, part.end_s], "notes": notes, "metrics": row}
+    batches = metrics.batches(records, part, scenario.slo)
+    window = [part.start_s, part.end_s]
+    facts = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
     write_atomic(folder / "trial.json", to_json(facts))
 
 
@@ -217,6 +201,36 @@ def collect(plan: Plan, out: Path) -> tuple[pd.DataFrame, list[str]]:
     return table.astype(dict.fromkeys(numbers, float)), notes
 
 
+def timelines(plan: Plan, out: Path) -> list[adaptation.Timeline]:
+    """tau over time where drafter or traffic are watched: of every policy and point, the first seed."""
+    found = []
+    for trial in plan.trials:
+        folder = out / TRIALS / trial.key
+        if trial.seed == plan.scenario.seeds[0] and (folder / "events.parquet").is_file():
+            place = ", ".join(f"{k.rsplit('.', 1)[-1]} {v}" for k, v in trial.point.items())
+            requests = pd.read_parquet(folder / "requests.parquet")
+            events = pd.read_parquet(folder / "events.parquet")
+            if events.empty:
+                continue
+            found.append(adaptation.timeline(requests, trial.policy, place, events))
+    return found
+
+
+def collect_batches(plan: Plan, out: Path) -> pd.DataFrame:
+    """The parts of every finished trial: policy, point, seed, batch and metrics; see ``metrics.batches``."""
+    rows: list[dict[str, Any]] = []
+    for trial in plan.trials:
+        path = out / TRIALS / trial.key / "trial.json"
+        if path.is_file():
+            parts = json.loads(path.read_text()).get("batches", {})  # absent: written before there were any
+            where = {"policy": trial.policy, "seed": trial.seed, **trial.point}
+            for i, values in enumerate(zip(*parts.values(), strict=True)):
+                rows.append(
+                    where | {"batch": i} | {m: nan if v is None else v for m, v in zip(parts, values, strict=True)}
+                )
+    return pd.DataFrame(rows)
+
+
 def _where(plan: Plan, places: dict[str, dict[str, None]]) -> str:
     """At which points and under which policies a note was made; nothing when always."""
     policies, points = {t.policy for t in plan.trials}, {str(t.point) for t in plan.trials}
@@ -230,13 +244,14 @@ def _where(plan: Plan, places: dict[str, dict[str, None]]) -> str:
     return f" ({'; '.join(parts)})"
 
 
-def write_manifest(plan: Plan, out: Path, *, finished: bool) -> None:
-    """What was run, with what, where."""
+def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run", notes: Sequence[str] = ()) -> None:
+    """What was run by which command, with what, where; ``notes`` are about this run alone."""
     manifest = {
+        "made_by": command,
         "scenario": plan.scenario.model_dump(mode="json"),
         "trials": [{"key": t.key, "policy": t.policy, "seed": t.seed, "point": t.point} for t in plan.trials],
         "finished": finished,
-        "notes": plan.notes,
+        "notes": [*plan.notes, *notes],
         "files": plan.files,
         "versions": {"adasim": __version__, "python": platform.python_version()}
         | {name: version(name) for name in LIBRARIES},

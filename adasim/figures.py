@@ -1,7 +1,7 @@
 """Figures of a report, as PNG bytes. The same tables give the same bytes."""
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -11,13 +11,17 @@ import seaborn as sns
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
+from adasim.adaptation import Timeline
 from adasim.tables import RATIO, Design, Tables
 
 PARTS = ("draft", "verify", "overhead", "prefill", "idle")
 MAX_TIME_PANELS = 5
+MAX_TIMELINES = 6
 
 
-def draw(tables: Tables, design: Design, *, goodput: bool, metric: str, mark: str) -> dict[str, bytes]:
+def draw(
+    tables: Tables, design: Design, *, goodput: bool, metric: str, mark: str, timelines: Sequence[Timeline] = ()
+) -> dict[str, bytes]:
     """All figures that the tables support, by name; ``mark`` (simulated, measured) is printed on each."""
     shown = tables.summary[~tables.summary["policy"].isin([a.label for a in design.arms if a.group])]
     pictures: dict[str, Callable[[], Figure]] = {}
@@ -38,6 +42,8 @@ def draw(tables: Tables, design: Design, *, goodput: bool, metric: str, mark: st
     if goodput:
         pictures["goodput"] = lambda: curves(shown, design, {"goodput_rps": "goodput, requests/s"}, zero=True)
     pictures["time"] = lambda: time_bars(shown, design)
+    if timelines:
+        pictures["adaptation"] = lambda: adaptation(timelines)
     if tables.reference is not None:
         reference = tables.reference
         pictures["reference"] = lambda: against(reference, metric)
@@ -47,7 +53,7 @@ def draw(tables: Tables, design: Design, *, goodput: bool, metric: str, mark: st
         sns.plotting_context("notebook", 0.9),
     ):
         drawn = ((name, make()) for name, make in pictures.items())
-        return {name: _png(figure, mark) for name, figure in drawn if figure.axes}
+        return {name: png(figure, mark) for name, figure in drawn if figure.axes}
 
 
 def curves(
@@ -142,18 +148,53 @@ def time_bars(summary: pd.DataFrame, design: Design) -> Figure:
     return figure
 
 
+def adaptation(timelines: Sequence[Timeline]) -> Figure:
+    """tau over time by domain, a panel a run, for up to six of the runs that decode speculatively."""
+    shown = [t for t in timelines if (t.tau["tau"] > 1).any()] or list(timelines)
+    if len(shown) > MAX_TIMELINES:
+        shown = [shown[round(i)] for i in np.linspace(0, len(shown) - 1, MAX_TIMELINES)]
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(5.2 * columns + 1.6, 3.4 * rows), squeeze=False, sharey=True, layout="constrained"
+    )
+    domains = list(dict.fromkeys(d for t in shown for d in t.tau["domain"]))
+    colours = dict(zip(domains, ["0.25", *sns.color_palette("colorblind", max(len(domains) - 1, 1))], strict=False))
+    for ax in axes.flat[len(shown) :]:
+        ax.set_visible(False)
+    for ax, run in zip(axes.flat, shown, strict=False):
+        events = run.events
+        for at_s in events.loc[events["kind"] == "reload", "time_s"]:
+            ax.axvline(at_s, color="0.85", linewidth=0.7, zorder=0)
+        for at_s in events.loc[events["kind"] == "drift", "time_s"]:
+            ax.axvline(at_s, color="0.3", linewidth=1.2, linestyle=":")
+        for domain, part in run.tau.groupby("domain", sort=False):
+            style = {"linewidth": 1.2, "linestyle": "--"} if domain == "" else {"linewidth": 1.8}
+            ax.plot(part["time_s"], part["tau"], color=colours[str(domain)], label=domain or "all", **style)
+        bottom = float(run.tau["tau"].min())
+        for kind, marker in (("alarm", "^"), ("rollback", "x")):
+            at = events.loc[events["kind"] == kind, "time_s"]
+            ax.plot(at, np.full(len(at), bottom), marker, color="firebrick", label=kind if len(at) else None)
+        ax.set(title=", ".join(x for x in (run.policy, run.place) if x), xlabel="seconds", ylabel="tau")
+        ax.grid(visible=False, axis="x")
+    named = dict(pair for ax in axes.flat for pair in zip(*ax.get_legend_handles_labels()[::-1], strict=True))
+    figure.legend(list(named.values()), list(named), loc="outside right upper", frameon=False)
+    return figure
+
+
 def against(reference: pd.DataFrame, metric: str) -> Figure:
     """Predicted against reference, one point a cell; inputs hollow; the band is 10 %."""
     figure, ax = plt.subplots(figsize=(7.2, 4.8), layout="constrained")
     policies = list(dict.fromkeys(reference["policy"]))
     for policy, colour in zip(policies, sns.color_palette("colorblind", len(policies)), strict=True):
-        for role, fill in (("predicted", colour), ("input", "none")):
+        for role, fill, marker in (("predicted", colour, "o"), ("extrapolated", colour, "^"), ("input", "none", "o")):
             part = reference[(reference["policy"] == policy) & (reference["role"] == role)]
             label = f"{policy} ({role})" if len(part) else None
             ax.scatter(
                 part["reference"],
                 part["predicted"],
                 s=48,
+                marker=marker,
                 edgecolors=[colour],
                 facecolors=[fill],
                 label=label,
@@ -199,7 +240,8 @@ def _join(summary: pd.DataFrame, fields: list[str]) -> "pd.Series[str]":
     return pd.Series(text, index=summary.index)
 
 
-def _png(figure: Figure, mark: str) -> bytes:
+def png(figure: Figure, mark: str) -> bytes:
+    """A figure as bytes, marked simulated or measured; closes it."""
     out = io.BytesIO()
     figure.text(0.995, 0.005, mark, ha="right", va="bottom", fontsize=8, color="0.45")
     figure.savefig(out, format="png", dpi=110)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from adasim.records import Records
+from adasim.statistics import BATCHES, mser5
 from adasim.types import Slo
 
 if TYPE_CHECKING:
@@ -52,16 +53,59 @@ def window(records: Records, warmup_requests: int, *, open_loop: bool, until_las
     return Window(start_s, max(end_s, start_s), "arrival" if open_loop else "finish")
 
 
+def warmup_by_mser5(records: Records, *, open_loop: bool, until_last_arrival: bool) -> int | None:
+    """Requests at the start that MSER-5 takes for warm-up; None: too few to tell.
+
+    An observation is a request's time per output token, from arrival to last token: in the order of arrival (open
+    loops) or of finish, up to the end of the window.
+    """
+    requests = records.requests[records.requests["finish_s"].notna() & (records.requests["tokens"] > 0)]
+    if not open_loop and until_last_arrival:
+        requests = requests[requests["finish_s"] <= records.last_arrival_s]
+    ordered = requests.sort_values("arrival_s" if open_loop else "finish_s", kind="stable")
+    return mser5((e2e_s(ordered) / ordered["tokens"]).to_numpy(dtype=float))
+
+
+def batches(records: Records, part: Window, slo: Slo | None, count: int = BATCHES) -> dict[str, list[float]]:
+    """Metrics of ``count`` consecutive parts of one run, [count] each: its noise, where there is no second seed.
+
+    Throughput is over parts of equal work (output tokens), the others are over equal numbers of requests in order of
+    arrival or finish, so that a part of one policy's run and the same part of another's hold nearly the same luck.
+    Empty when there are fewer tokens or requests than parts.
+    """
+    steps, requests = _inside(records, part)
+    tokens = (steps["emitted"] + steps["first_tokens"]).to_numpy(dtype=float)
+    if tokens.sum() < count or len(requests) < count:
+        return {}
+    done = np.concatenate([[0.0], np.cumsum(tokens)])
+    clock = np.concatenate([[part.start_s], steps["end_s"].to_numpy(dtype=float)])
+    seconds = np.diff(np.interp(np.linspace(0, done[-1], count + 1), done, clock))
+    ordered = requests.sort_values("arrival_s" if part.by == "arrival" else "finish_s", kind="stable")
+    pieces = [ordered.iloc[rows] for rows in np.array_split(np.arange(len(ordered)), count)]
+    found = {
+        "output_tok_s": [_ratio(done[-1] / count, s) for s in seconds.tolist()],
+        "tpot_p50_ms": [1e3 * percentile(tpot_s(p), 50) for p in pieces],
+    }
+    if slo is not None:
+        found["goodput_rps"] = [_ratio(slo_met(p, slo).mean() * len(ordered), part.seconds) for p in pieces]
+    return found
+
+
 def cut(records: Records, part: Window) -> Records:
     """Steps that end inside the window, and the requests that count. Blocks stay whole: they have no time."""
+    steps, requests = _inside(records, part)
+    gaps = records.gaps[records.gaps["step"].isin(steps["step"])]
+    return replace(records, steps=steps, requests=requests, gaps=gaps)
+
+
+def _inside(records: Records, part: Window) -> "tuple[pd.DataFrame, pd.DataFrame]":
     steps, requests = records.steps, records.requests
     steps = steps[(steps["end_s"] > part.start_s) & (steps["end_s"] <= part.end_s)]
     if part.by == "arrival":
         counts = (requests["arrival_s"] >= part.start_s) & (requests["arrival_s"] <= part.end_s)
     else:
         counts = (requests["finish_s"] > part.start_s) & (requests["finish_s"] <= part.end_s)
-    gaps = records.gaps[records.gaps["step"].isin(steps["step"])]
-    return replace(records, steps=steps, requests=requests[counts], gaps=gaps)
+    return steps, requests[counts]
 
 
 def output_tok_s(records: Records, part: Window) -> float:

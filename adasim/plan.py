@@ -2,7 +2,7 @@
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -20,7 +20,7 @@ from adasim.scenario import Scenario, Value, find_scenario, validate
 
 MAX_PROBLEMS = 20
 Made = TypeVar("Made", bound=BaseModel)
-PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep")
+PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,13 @@ class Plan:
     notes: list[str] = field(default_factory=list)
 
 
-def load(name: str, settings: Sequence[str] = ()) -> Plan:
+def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]], None] | None = None) -> Plan:
     """Read a scenario, apply ``field=value`` settings, expand it and check every trial.
 
     Args:
         name: path or packaged name.
         settings: dotted overrides; the value is YAML.
+        edit: changes the raw scenario before it is expanded.
 
     Raises:
         InputError: everything that is wrong, each with its path.
@@ -91,7 +92,9 @@ def load(name: str, settings: Sequence[str] = ()) -> Plan:
             problems += error.problems
     with loading_from(path.parent) as used:
         try:
-            plan = expand(config, path.parent)
+            if edit is not None and not problems:
+                edit(config)
+            plan = expand(config, path.parent, searching=edit is not None)
         except InputError as error:
             raise InputError(*problems, *error.problems) from error
         if problems:
@@ -143,8 +146,13 @@ def _short(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def expand(config: dict[str, Any], base: Path) -> Plan:
+def expand(config: dict[str, Any], base: Path, *, searching: bool = False) -> Plan:
     """Trials of a raw scenario: sweep x policies x seeds, each checked.
+
+    Args:
+        config: the raw scenario.
+        base: folder against which its file names resolve.
+        searching: its ``tune`` is in use, and not worth a note.
 
     Raises:
         InputError: all problems.
@@ -179,6 +187,8 @@ def expand(config: dict[str, Any], base: Path) -> Plan:
     notes = []
     if whole.backend.lag_steps and all(type(p).observe is Policy.observe for p in whole.policies):
         notes.append("backend.lag_steps has no effect: no policy here uses feedback")
+    if whole.tune is not None and not searching:
+        notes.append("tune is what adasim tune searches; nothing is searched here")
     return Plan(validate(trials[0].config), trials, groups, {}, notes)
 
 

@@ -76,14 +76,37 @@ class GapRecord(NamedTuple):
     chunks: int
 
 
+class VersionRecord(NamedTuple):
+    """One simulated drafter version in one domain; 0 = as loaded. Times are NaN where it did not get that far."""
+
+    version: int
+    parent: int  # version that training began from
+    outcome: str  # training, ready, in use, replaced, rolled back, or discarded (its parent was rolled back)
+    began_s: float
+    ready_s: float
+    loaded_s: float  # first load
+    samples: int  # requests it was trained on
+    fresh: int  # of them never trained on before
+    tokens: int  # tokens it was trained on, once an epoch
+    gpus: int  # of the trainer alone; 0 = it shares the engine's
+    gpu_s: float  # GPU-seconds its training took
+    taken_s: float  # of them taken from steps of the engine, whose overhead they are
+    domain: str
+    share: float  # of its training
+    tau: float  # of full blocks in this domain, true to the model
+    head_bias: float  # tokens that its length head reports too much
+
+
 class EventRecord(NamedTuple):
-    """Something rare that a report must tell: a drafter was published, loaded, refused or rolled back."""
+    """Something rare that a report must tell: a drafter was published, loaded, refused or rolled back, tau moved."""
 
     time_s: float
-    kind: str  # trained, reload, refused, rollback, trainer_failed
+    kind: str  # trained, reload, refused, rollback, trainer_failed; watch (from then on), alarm; drift (of the mix)
     draft_version: int
     seconds: float  # how long serving paused, or the trainer took
     detail: str
+    domain: str = ""  # "" = all
+    finished: int = 0  # requests finished before it, where counted
 
 
 @dataclass(slots=True)
@@ -97,11 +120,14 @@ class Records:
     events: "pd.DataFrame"  # EventRecord columns
     last_arrival_s: float
     notes: list[str] = field(default_factory=list)  # what a report must say: extrapolations, estimates
+    versions: "pd.DataFrame | None" = None  # VersionRecord columns, where the drafter learns
 
     def write(self, folder: Path) -> None:
         """One Parquet file a table, the same bytes for the same records."""
-        for name in ("steps", "requests", "blocks", "gaps", "events"):
-            getattr(self, name).to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
+        for name in ("steps", "requests", "blocks", "gaps", "events", "versions"):
+            table = getattr(self, name)
+            if table is not None:
+                table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
 
 
 def frame(kind: type[NamedTuple], rows: Sequence[tuple[object, ...]]) -> "pd.DataFrame":

@@ -1,6 +1,7 @@
 """Published or measured numbers that a scenario's predictions are held against."""
 
-from typing import Literal, Self
+from math import nan
+from typing import Literal, Self, get_args
 
 import pandas as pd
 from pydantic import Field, PrivateAttr, model_validator
@@ -9,14 +10,16 @@ from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
 from adasim.types import Component
 
-Role = Literal["input", "predicted"]
+Role = Literal["input", "predicted", "extrapolated"]
 
 
 class Reference(Component):
     """Reference cells and the error that is tolerated.
 
     The CSV has the columns ``policy`` (a label), ``at`` (value of the swept ``field``), ``value``, and
-    ``role``: ``input`` cells were used to fit the model and do not count, ``predicted`` ones do.
+    ``role``: ``input`` cells were used to fit the model and do not count, ``predicted`` ones do, and so do
+    ``extrapolated`` ones, which lie beyond what the model was fitted on and are marked. A column ``null`` may hold what
+    a model without the mechanism under test predicts; ``null_model`` says which.
 
     Attributes:
         source: who published or measured them.
@@ -33,20 +36,25 @@ class Reference(Component):
     mean_abs_error: float = Field(gt=0)
     max_abs_error: float = Field(gt=0)
     side_margin: float | None = Field(default=None, ge=0)
+    null_model: str | None = None
     _cells: pd.DataFrame = PrivateAttr()
 
     @model_validator(mode="after")
     def _read(self) -> Self:
         path = find(self.file, "file")
         names = ("policy", "at", "value", "role")
-        table = read_columns(path, Columns(names, ("note",), positive=("at", "value")))
-        wrong = sorted(set(table["role"]) - {"input", "predicted"})
+        table = read_columns(path, Columns(names, ("null", "note"), positive=("at", "value")))
+        wrong = sorted(set(table["role"]) - set(get_args(Role)))
         if wrong:
-            raise InputError(f"{path}: role {', '.join(map(str, wrong))}; allowed: input, predicted")
-        self._cells = table[list(names)]
+            raise InputError(f"{path}: role {', '.join(map(str, wrong))}; allowed: {', '.join(get_args(Role))}")
+        if ("null" in table) != (self.null_model is not None):
+            raise InputError(f"{path}: a column null and reference.null_model go together")
+        if "null" in table and not (pd.to_numeric(table["null"].dropna(), errors="coerce") > 0).all():
+            raise InputError(f"{path}: null holds numbers > 0, or nothing")
+        self._cells = table[list(names)].assign(null=table.get("null", nan))
         return self
 
     @property
     def cells(self) -> pd.DataFrame:
-        """Columns policy, at, value, role."""
+        """Columns policy, at, value, role, null (NaN: no null prediction)."""
         return self._cells

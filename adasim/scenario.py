@@ -3,7 +3,7 @@
 import json
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -13,24 +13,26 @@ from adasim.explain import explain
 from adasim.files import is_file
 from adasim.policies import AnyPolicy
 from adasim.reference import Reference
+from adasim.search import Tune
 from adasim.types import Component, Slo
 from adasim.workload import AnyWorkload
 
 Value = int | float | str | bool | None
 
-UNSWEPT = {"name", "title", "description", "seeds", "sweep", "reference", "assumptions"}
+UNSWEPT = {"name", "title", "description", "seeds", "sweep", "reference", "assumptions", "tune"}
 
 
 class Measure(Component):
     """The part of a run that counts.
 
-    In a closed loop the window opens when ``warmup_requests`` have finished (null: as many as there are clients) and
+    In a closed loop the window opens when ``warmup_requests`` have finished (null: as many as there are clients;
+    ``mser5``: as many as that rule finds in each run, or as there are clients where the run is too short for it) and
     counts the requests that finish inside. In an open loop it opens when so many have arrived (null: 0) and counts
     the requests that arrive inside, however late they finish: the same ones for every policy. Both close with the
     last arrival, before the batch thins out, unless ``until_last_arrival`` is false: then with the last finish.
     """
 
-    warmup_requests: int | None = Field(default=None, ge=0)
+    warmup_requests: Annotated[int, Field(ge=0)] | Literal["mser5"] | None = None
     until_last_arrival: bool = True
 
 
@@ -42,6 +44,7 @@ class Scenario(Component):
             value, and the report picks the best of them at every point.
         sweep: dotted field -> values; the product of all is run. ``policies.LABEL.field`` reaches into one.
         slo: limits that make requests count as goodput.
+        tune: what ``adasim tune`` searches.
         reference: published or measured numbers to print beside the prediction.
         assumptions: what a reader must know about where the inputs are thin.
     """
@@ -56,6 +59,7 @@ class Scenario(Component):
     seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(default=[0, 1, 2], min_length=1)
     slo: Slo | None = None
     measure: Measure = Measure()
+    tune: Tune | None = None
     reference: Reference | None = None
     assumptions: list[str] = Field(default_factory=list)
 
@@ -69,6 +73,11 @@ class Scenario(Component):
             problems.append(f"policies: {', '.join(baselines)} are all of kind off, the baseline; keep one")
         if any(p.label == "off" and p.kind != "off" for p in self.policies):
             problems.append("policies: the label off belongs to kind off, the baseline")
+        if self.measure.warmup_requests == "mser5" and self.workload.clients is None:
+            problems.append(
+                "measure.warmup_requests: mser5 is for closed loops; in an open one it would count other requests for "
+                "every policy (the report says what it would cut)"
+            )
         if len(set(self.seeds)) < len(self.seeds):
             problems.append("seeds: each may stand once")
         for key, values in self.sweep.items():
@@ -83,8 +92,8 @@ class Scenario(Component):
 
     @property
     def warmup_requests(self) -> int:
-        """Finishes left out before the window opens."""
-        if self.measure.warmup_requests is not None:
+        """Finishes left out before the window opens, unless MSER-5 finds another number."""
+        if isinstance(self.measure.warmup_requests, int):
             return self.measure.warmup_requests
         return self.workload.clients or 0
 

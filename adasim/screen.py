@@ -21,16 +21,18 @@ from rich.table import Table
 from adasim.files import to_json
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from adasim.plan import Plan
     from adasim.report import Story
     from adasim.tables import Tables
 
 
 @contextmanager
-def progress_bar(total: int, done: int, *, quiet: bool) -> Iterator[Callable[[], None]]:
+def progress_bar(total: int, done: int, *, quiet: bool, what: str = "trials") -> Iterator[Callable[[], None]]:
     """A bar with rate and remaining time on standard error; yields a function to call per finished trial."""
     columns = (
-        TextColumn("trials"),
+        TextColumn(what),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[rate]}"),
@@ -101,10 +103,25 @@ def show_json(plan: "Plan", out: Path, tables: "Tables | None", errors: list[str
     print(to_json(document), end="")
 
 
-def show_errors(errors: list[str]) -> None:
-    """Failed trials, on standard error."""
+def show_answer(
+    name: str, out: Path, says: list[str], tables: "dict[str, pd.DataFrame]", errors: list[str], *, as_json: bool
+) -> None:
+    """What a search found: sentences, or one JSON document with its tables."""
+    if as_json:
+        document: dict[str, Any] = {"scenario": name, "out": str(out), "failed": errors, "answer": says}
+        document |= {k: json.loads(t.to_json(orient="records")) for k, t in tables.items()}
+        print(to_json(document), end="")
+        return
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    for line in says:
+        console.print(f"• {line}", highlight=False, markup=False)
+    console.print(f"Report: {out / 'report.html'}", highlight=False)
+
+
+def show_errors(errors: list[str], word: str = "failed") -> None:
+    """Failed trials, and what else must be known of a run, on standard error."""
     for error in errors:
-        Console(stderr=True).print(f"failed: {error}", highlight=False, markup=False)
+        Console(stderr=True).print(f"{word}: {error}", highlight=False, markup=False)
 
 
 def show_list(what: str, rows: list[dict[str, str]], *, as_json: bool) -> None:

@@ -31,7 +31,7 @@ def tell(plan: Plan, finished: int, notes: list[str]) -> Story:
         assumptions += facts.assumptions
     inputs += [f"{part} given in the scenario: {_plain(model)}" for part, model in scenario.backend.inputs.items()]
     inputs.append(f"workload: {_plain(scenario.workload)}")
-    outside = {"kind", "profile", *scenario.backend.inputs}
+    outside = {"kind", "profile", "drafters", *scenario.backend.inputs}
     limits = scenario.backend.model_dump(mode="json", exclude=outside, exclude_none=True)
     inputs.append(f"engine: {_words(limits)}")
     inputs += [f"file {name}, SHA-256 {digest[:16]}" for name, digest in plan.files.items()]
@@ -84,7 +84,8 @@ def _reference(scenario: Scenario) -> ReferenceStory | None:
     at: Any = scenario.model_dump(mode="json")
     for part in r.field.split("."):
         at = at.get(part) if isinstance(at, dict) else None
-    return ReferenceStory(r.source, r.cells, r.field, r.metric, r.mean_abs_error, r.max_abs_error, r.side_margin, at)
+    tolerated = (r.mean_abs_error, r.max_abs_error, r.side_margin)
+    return ReferenceStory(r.source, r.cells, r.field, r.metric, *tolerated, at, r.null_model)
 
 
 def _slo(scenario: Scenario) -> list[str]:

@@ -16,9 +16,10 @@ Glossary (one definition each; importers convert at the border):
 Seconds inside, milliseconds in files that people write and in reports.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,13 @@ class Component(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy with other fields; what was cached of the old ones stays behind."""
+        copy = super().model_copy(update=update, deep=deep)
+        for name in set(copy.__dict__) - set(type(self).model_fields):
+            del copy.__dict__[name]
+        return copy
+
 
 class RoundCost(Protocol):
     """What a policy may know about time."""
@@ -62,6 +70,7 @@ class EngineCaps:
     lag_steps: int = 0  # rounds after which a policy sees an outcome
     provides: frozenset[str] = frozenset()  # "survival", "accept_len", "margin", "cost", "truth", "predicted_len"
     cost: RoundCost | None = None
+    drafters: frozenset[str] = frozenset()  # names a policy may choose by; its own drafter needs none
 
     @property
     def block(self) -> int:

@@ -23,7 +23,8 @@ from typing import Any, get_args
 import simpy
 import yaml
 
-from adasim.experiment import prepare, run_trials
+from adasim.executors import Local
+from adasim.experiment import prepare
 from adasim.policies import AnyPolicy
 from adasim.policies.base import Policy
 from adasim.policies.dcut import DCut
@@ -119,7 +120,7 @@ def experiment_s(workers: int) -> float:
     try:
         todo = prepare(p, out, resume=False, overwrite=False)
         start = time.perf_counter()
-        run_trials(todo, out, workers=workers, trace=False, progress=lambda _: None)
+        Local(workers).run(todo, out, trace=False, progress=lambda _: None)
         return time.perf_counter() - start
     finally:
         shutil.rmtree(out)

@@ -80,8 +80,8 @@ def simulate(policy: Policy | None = None, seed: int = 0, **fields: Any) -> Reco
 
 
 def everywhere(luck: Luck, requests: Sequence[Request]) -> tuple[IntArray, FloatArray]:
-    """L and what heads see of it at every output position, request after request, [sum output_len] each."""
-    lives = Lives(requests, luck.base)
+    """L and what heads see of it at every output position of the first requests, in order, [sum output_len]."""
+    lives = Lives(requests, luck.base[: len(requests)])
     lengths = np.array([r.output_len for r in requests])
     runs, signals = [np.zeros((len(requests), lengths.max()), dtype=t) for t in (np.int64, np.float64)]
     for t in range(lengths.max()):

@@ -15,12 +15,16 @@ import pytest
 import yaml
 
 from adasim.cli import main
+from adasim.experiment import Failure, run_trial
+from adasim.plan import Trial
 from adasim.policies.fixed import Fixed
 from adasim.scenario import packaged
 from adasim.types import BatchView, DraftView, IntArray
 from tests.build import closed, config
 
 SMALL = ["--set", "sweep.workload.concurrency=[2]", "--set", "seeds=[0]"]
+SWEEPS = ("angelslim_qwen3_30b", "autospec_glm47", "autospec_qwen3_235b", "dspark_v4pro")
+NO_BASELINE = {"autospec_glm47", "autospec_qwen3_235b"}  # plain decoding was not measured: no speed-up
 SHRINK = {
     "dcut_h20": [
         "--set",
@@ -31,6 +35,9 @@ SHRINK = {
         "seeds=[0]",
     ],
     "azure_conv": ["--set", "sweep.workload.speed=[8]", "--set", "workload.limit=40", "--set", "seeds=[0]"],
+    "adaflash_table1": [*SMALL, "--set", "workload.requests=8"],
+    "adaflash_table2": ["--set", "workload.concurrency=2", "--set", "workload.requests=8", "--set", "seeds=[0]"],
+    **{name: [*SMALL, "--set", "workload.requests=8"] for name in SWEEPS},
     "smoke": [],
     "policy_zoo": [
         *["--set", "sweep.workload.concurrency=[8]", "--set", "workload.requests_per_client=3"],
@@ -39,6 +46,17 @@ SHRINK = {
     "cpu_smollm2": [
         *["--set", "sweep.workload.concurrency=[2]", "--set", "workload.requests=4"],
         *["--set", "workload.output_len.tokens=16", "--set", "policies=[{kind: off}, {kind: head}]"],
+    ],
+    "drift_opd": [
+        *["--set", "workload.requests=90", "--set", "workload.output_len={kind: fixed, tokens: 24}"],
+        *["--set", "workload.domains.points.1.at=30", "--set", "workload.domains.points.2.at=60"],
+        *["--set", "sweep.backend.learning.loss=[frozen, adaflash]", "--set", "backend.learning.buffer=8"],
+        *["--set", "seeds=[0]", "--set", "policies=[{kind: off}, {kind: fixed}, {kind: head}]"],
+    ],
+    "opd_low_traffic": [
+        *["--set", "workload.requests=40", "--set", "workload.output_len={kind: fixed, tokens: 24}"],
+        *["--set", "sweep.workload.rate_rps=[4.0]", "--set", "sweep.backend.learning.refresh=[4, 8]"],
+        *["--set", "backend.learning.buffer=8", "--set", "seeds=[0]", "--set", "policies=[{kind: off}, {kind: fixed}]"],
     ],
     "cpu_opd": [
         *["--set", "workload.requests=4", "--set", "workload.output_len.tokens=10", "--set", "backend.opd.buffer=2"],
@@ -74,7 +92,7 @@ def test_shipped_scenarios_run(path: Path, tmp_path: Path, capsys: pytest.Captur
         assert adasim("run", path.stem, "--out", out, "--workers", "1", *SHRINK[path.stem]) == 0
     files = ["report.html", "report.md", "manifest.json", "tables/summary.csv"]
     if path.stem != "cpu_opd":  # compares with and without distillation: no axis, no plain decoding
-        files.append("figures/speedup.png")
+        files.append(f"figures/{'throughput' if path.stem in NO_BASELINE else 'speedup'}.png")
     for name in files:
         assert (out / name).stat().st_size > 100
     assert json.loads((out / "manifest.json").read_text())["finished"] is True
@@ -106,7 +124,7 @@ def test_bad_input_exits_2_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["run", "nothing"], "no scenario nothing: not a file, and not one of azure_conv, "),
+        (["run", "nothing"], "no scenario nothing: not a file, and not one of adaflash_table1, adaflash_table2, "),
         (["list", "colours"], "list: unknown 'colours'; allowed: scenarios, profiles, policies"),
         (["run", "smoke", "--resume", "--overwrite"], "--resume and --overwrite exclude each other"),
         (["run", "smoke", "--out", "/proc/nowhere"], "--out /proc/nowhere: cannot be written"),
@@ -230,6 +248,7 @@ def test_resume_keeps_trials_when_the_scenario_grows(scenario_file: Path, tmp_pa
         ["sweep={policies.fixed.verify_len: [4, 8]}"],
         ["policies=[{kind: head}]"],
         ["backend.lag_steps=2"],
+        ["measure={warmup_requests: mser5}", "workload.requests=80"],
     ],
 )
 def test_odd_scenarios_still_report(settings: list[str], tmp_path: Path) -> None:
@@ -320,3 +339,31 @@ def test_help_is_light() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Which speculative-decoding policy pays" in done.stdout
+
+
+def test_one_seed_has_intervals_from_its_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adasim("run", "smoke", "--json", "--out", tmp_path / "out", "--workers", "1", *SMALL) == 0
+    (best,) = json.loads(capsys.readouterr().out)["best"]
+    assert best["gain_hw"] > 0
+    assert best["verdict"] in {"better", "worse", "cannot tell"}
+    assert "each run is cut into 20 parts of equal work" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_interrupted_searches_exit_130(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C between two trials of a rung: what is finished stays."""
+    call = ["tune", "smoke", "--out", str(tmp_path / "out"), "--workers", "1", *SMALL, "--set", "workload.requests=12"]
+    count = iter(range(10))
+
+    def run_some(trial: Trial, out: Path, trace: bool) -> Failure | None:
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        return run_trial(trial, out, trace)
+
+    monkeypatch.setattr("adasim.executors.run_trial", run_some)
+    assert adasim(*call) == 130
+    assert "the finished trials are in" in capsys.readouterr().err
+    assert len(list((tmp_path / "out" / "trials").iterdir())) == 2
+    monkeypatch.undo()
+    assert adasim(*call, "--resume") == 0

@@ -147,6 +147,15 @@ def test_roofline_drafters() -> None:
     assert block.draft_s(1, 16, 15, 100) < 0.3 * block.verify_s(1, 16, 100)
 
 
+def test_a_copy_is_priced_by_its_own_fields() -> None:
+    """Whatever the original has already worked out."""
+    cost = RooflineCost(compute_efficiency=0.6, launch_ms=0.5)
+    cost.verify_s(64, 64 * 16, 500.0)
+    changed: dict[str, Any] = {"compute_efficiency": 0.3, "launch_ms": 2.0}
+    step = cost.model_copy(update=changed).step(64, 64 * 16, 64 * 16, 500.0, longest_draft=15)
+    assert step == RooflineCost(**changed).step(64, 64 * 16, 64 * 16, 500.0, longest_draft=15)
+
+
 def test_prefill_beside_decoding_is_cheaper_than_alone() -> None:
     """Weights are read once for both."""
     cost = RooflineCost()

@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 from adasim import report
-from adasim.experiment import collect, prepare, run_trials
+from adasim.executors import Local
+from adasim.experiment import collect, prepare
 from adasim.policies.base import Policy
 from adasim.policies.dcut import DCut
 from adasim.policies.fixed import Fixed
@@ -45,6 +46,11 @@ RUNS: dict[str, dict[str, Any]] = {
             "output_len": LENGTHS,
             "prompt_len": LENGTHS,
         }
+    },
+    "learning": {"backend": backend(learning={"buffer": 4, "token_us": 20.0, "rollback": {"requests": 4}}, alarm={})},
+    "learning, short of memory": {
+        "workload": closed(prompt_len=LENGTHS, output_len=LENGTHS),
+        "backend": backend(learning={"buffer": 4, "token_us": 20.0, "shared": 0.4}, kv={"blocks": 40}),
     },
     "one-token outputs": {"workload": closed(output_len={"kind": "fixed", "tokens": 1})},
 }
@@ -218,7 +224,7 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
     for name, workers in (("a", 1), ("b", 2)):
         out = tmp_path / name
         todo = prepare(p, out, resume=False, overwrite=False)
-        assert not run_trials(todo, out, workers=workers, trace=True, progress=lambda _: None)
+        assert not Local(workers).run(todo, out, trace=True, progress=lambda _: None).failures
         trials, notes = collect(p, out)
         report.write(trials, tell(p, len(trials), notes), out)
         contents.append({f.relative_to(out): f.read_bytes() for f in sorted(out.rglob("*")) if f.is_file()})

@@ -31,6 +31,10 @@ RUNS: dict[str, dict[str, Any]] = {
         "backend": backend(kv={"blocks": 40}, max_prefill_tokens=100),
     },
     "chunked": {"workload": closed(prompt_len=LENGTHS, output_len=LENGTHS), "backend": backend(chunked_prefill=32)},
+    "learning": {
+        "workload": closed(output_len=LENGTHS, domains={"a": 1.0, "b": 2.0}, requests=80),
+        "backend": backend(acceptance=TEXT, learning={"buffer": 4, "token_us": 20.0, "setup_s": 0.01}),
+    },
 }
 POLICIES: list[Policy] = [OFF, Fixed(verify_len=16), Head(), Threshold(), DCut()]
 

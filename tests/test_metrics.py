@@ -1,7 +1,10 @@
 """Metrics on records worked out by hand."""
 
+from dataclasses import replace
+from itertools import pairwise
 from math import isnan, nan
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -9,8 +12,9 @@ from adasim import metrics
 from adasim.metrics import Window
 from adasim.policies.fixed import Fixed
 from adasim.records import BlockRecord, EventRecord, GapRecord, Records, RequestRecord, StepRecord, frame
+from adasim.statistics import BATCHES, t_interval
 from adasim.types import Slo
-from tests.build import OFF, simulate
+from tests.build import OFF, closed, simulate
 
 
 def step(
@@ -148,3 +152,51 @@ def test_open_loop_goodput_does_not_depend_on_the_tail() -> None:
         assert row["slo_met"] == 1
         rates.append(row["goodput_rps"])
     assert rates[0] == rates[1]
+
+
+def test_batches_by_hand(records: Records) -> None:
+    """19 tokens in three parts, done 1 + (19/3 - 2)/5, 2 + (38/3 - 7)/8 and 5 s after the start, idling counted."""
+    found = metrics.batches(records, WHOLE, Slo(tpot_ms=300), count=3)
+    at = [0, 1 + (19 / 3 - 2) / 5, 2 + (38 / 3 - 7) / 8, 5]
+    assert found["output_tok_s"] == pytest.approx([19 / 3 / (b - a) for a, b in pairwise(at)])
+    assert found["tpot_p50_ms"] == pytest.approx([200, 250, nan], nan_ok=True)
+    assert found["goodput_rps"] == pytest.approx([3 / 5] * 3)
+    assert metrics.batches(records, WHOLE, None, count=4) == {}
+
+
+def test_batches_share_the_work_of_a_run() -> None:
+    """Their harmonic mean is the run's throughput: equal tokens over times that add up."""
+    records = simulate(workload=closed(requests=60, drain=False))
+    part = metrics.window(records, 4, open_loop=False, until_last_arrival=True)
+    found = metrics.batches(records, part, None)
+    assert len(found["output_tok_s"]) == BATCHES
+    harmonic = BATCHES / sum(1 / x for x in found["output_tok_s"])
+    assert harmonic == pytest.approx(metrics.output_tok_s(metrics.cut(records, part), part), rel=0.01)
+
+
+def test_one_run_knows_the_noise_over_seeds() -> None:
+    """The batch-means interval of each of 24 seeds holds their common mean about as often as it says."""
+    runs = []
+    for seed in range(24):
+        records = simulate(
+            seed=seed, workload=closed(requests=80, output_len={"kind": "fixed", "tokens": 48}, drain=False)
+        )
+        part = metrics.window(records, 8, open_loop=False, until_last_arrival=True)
+        runs.append(t_interval(np.array(metrics.batches(records, part, None)["output_tok_s"]), series=True))
+    truth = np.mean([r.estimate for r in runs])
+    assert sum(r.low <= truth <= r.high for r in runs) >= 20
+
+
+def test_warmup_by_mser5_reads_requests_in_their_order(records: Records) -> None:
+    """100 requests finish in reverse of their arrival; the ten that finish first take three times as long a token."""
+    rows = []
+    for i in range(100):
+        finish = 100.0 + 100 - i
+        slow = 3.0 if i >= 90 else 1.0 + 0.01 * (i % 2)
+        rows.append(request(i, finish - 10 * slow, finish - 1, finish, 10))
+    table = frame(RequestRecord, rows)
+    many = replace(records, requests=table, last_arrival_s=1e9)
+    assert metrics.warmup_by_mser5(many, open_loop=False, until_last_arrival=True) == 10
+    assert metrics.warmup_by_mser5(records, open_loop=False, until_last_arrival=True) is None
+    early = replace(many, last_arrival_s=120.0)
+    assert metrics.warmup_by_mser5(early, open_loop=False, until_last_arrival=True) is None  # 20 finished by then

@@ -69,7 +69,10 @@ def problems(raw: dict[str, Any]) -> list[str]:
         ({"seeds": [-1]}, "seeds.0: got -1"),
         ({"backend": backend(profile="dcut_h20")}, "profile has no effect: cost and acceptance are both given"),
         ({"backend": {"kind": "sim"}}, "backend: give a profile, or both cost and acceptance"),
-        ({"backend": {"kind": "sim", "profile": "dcut_h21"}}, "unknown 'dcut_h21'; allowed: dcut_h20"),
+        (
+            {"backend": {"kind": "sim", "profile": "dcut_h21"}},
+            "unknown 'dcut_h21'; allowed: adaflash_qwen3_8b, angelslim_qwen3_30b, ",
+        ),
         (
             {"backend": backend(acceptance={"kind": "curves", "curves": {"x": {"kind": "geometric", "alpha": 0.5}}})},
             "acceptance: no curve for domain default; there are x",
@@ -83,6 +86,16 @@ def problems(raw: dict[str, Any]) -> list[str]:
 )
 def test_bad_scenarios_say_what_where_and_what_is_allowed(fields: dict[str, Any], message: str) -> None:
     assert any(message in p for p in problems(config(**fields))), problems(config(**fields))
+
+
+def test_mser5_is_for_closed_loops() -> None:
+    """There it sets the warm-up of each run; in an open loop policies would be measured on different requests."""
+    measure = {"warmup_requests": "mser5"}
+    assert plan(measure=measure).scenario.warmup_requests == 4  # where the rule cannot tell: as many as clients
+    with pytest.raises(InputError, match=r"measure.warmup_requests: mser5 is for closed loops"):
+        plan(workload={"kind": "poisson", "rate_rps": 1.0}, measure=measure)
+    with pytest.raises(InputError, match=r"measure.warmup_requests: got 'mser'"):
+        plan(measure={"warmup_requests": "mser"})
 
 
 def test_all_problems_are_named_at_once() -> None:
@@ -185,7 +198,7 @@ def test_profiles_name_their_own_problems(tmp_path: Path) -> None:
     bad = tmp_path / "mine.yaml"
     bad.write_text("name: mine\ncost: {kind: tabel}\n")
     found = problems(config(backend={"kind": "sim", "profile": str(bad)}))
-    assert f"backend: {bad}: cost: kind 'tabel'; allowed: table, roofline" in found
+    assert f"backend: {bad}: cost: kind 'tabel'; allowed: table, roofline, formula" in found
     assert f"backend: {bad}: provenance: is missing" in found
 
 

@@ -5,18 +5,23 @@ from math import isnan, nan
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import stdtrit
 
+from adasim.method import method
 from adasim.tables import (
     GOODPUT,
     TPOT,
     Arm,
     Design,
+    because,
     best_by_point,
     best_of_groups,
     compare,
     crossing,
     crossovers,
+    gain_error,
     half_width,
+    paired_gain,
     summarise,
     verdict,
     with_speedup,
@@ -116,6 +121,97 @@ def test_best_leaves_the_oracle_out_and_judges_the_gain() -> None:
 )
 def test_verdict(gain: float, width: float, error: float, says: str) -> None:
     assert verdict(gain, width, error) == says
+
+
+def test_noise_and_model_error_add_in_squares() -> None:
+    """3 and 4 % make 5 %: neither alone hides a gain of 4.5 %, together they do; and it is said which weighs more."""
+    assert verdict(0.045, 0.03, nan) == "better"
+    assert verdict(0.045, 0.001, 0.04) == "better"
+    assert verdict(0.045, 0.03, 0.04) == "cannot tell"
+    assert verdict(0.051, 0.03, 0.04) == "better"
+    assert because(0.045, 0.03, 0.04) == "within the model's known error"
+    assert because(0.045, 0.05, 0.04) == "within the noise: more seeds may tell"
+    assert because(0.005, 0.001, nan) == "below 1 %"
+    assert because(0.051, 0.03, 0.04) == ""
+
+
+def test_speedup_is_a_geometric_mean_of_pairs() -> None:
+    """Ratios 1 and 4: 2, not 2.5; exchanging the policies gives 1/2."""
+    rows = [("off", 0, 100.0), ("off", 1, 100.0), ("s4", 0, 100.0), ("s4", 1, 400.0)]
+    table = pd.DataFrame(rows, columns=["policy", "seed", "output_tok_s"]).assign(backend="sim", c=1, tpot_p50_ms=1.0)
+    summary = summarise(with_speedup(table, DESIGN), DESIGN).set_index("policy")
+    assert summary.loc["s4", "speedup"] == pytest.approx(2.0)
+    assert paired_gain(table, DESIGN, "off", "s4").estimate == pytest.approx(-0.5)
+
+
+def test_gains_at_many_points_hold_together() -> None:
+    """The same noise is judged at 1 - 0.05 / 2 each where there are two points."""
+    table = with_speedup(trials(noise=2.0), DESIGN)
+    both = best_by_point(table, summarise(table, DESIGN), DESIGN, nan).set_index("c")
+    one = table[table["c"] == 8]
+    alone = best_by_point(one, summarise(one, DESIGN), DESIGN, nan).set_index("c")
+    assert both.loc[8, "gain"] == pytest.approx(alone.loc[8, "gain"])
+    share = stdtrit(2, 0.9875) / stdtrit(2, 0.975)
+    log_hw = [float(np.log1p(t["gain_high"][8]) - np.log1p(t["gain"][8])) for t in (both, alone)]
+    assert log_hw[0] / log_hw[1] == pytest.approx(share)
+
+
+def test_one_seed_is_judged_by_its_batches() -> None:
+    """Ten batches, whose common ups and downs of 30 % cancel in pairs; without them one seed tells nothing."""
+    rng = np.random.default_rng(0)
+    wave = np.exp(0.3 * rng.standard_normal(10))
+    rows = [
+        {
+            "policy": p,
+            "seed": 0,
+            "c": c,
+            "batch": i,
+            "output_tok_s": speed * wave[i] * np.exp(0.01 * rng.standard_normal()),
+        }
+        for p, speeds in SPEEDS.items()
+        for c, speed in zip((8, 32), speeds, strict=True)
+        for i in range(10)
+    ]
+    batches = with_speedup(pd.DataFrame(rows), DESIGN)
+    table = trials()
+    table = with_speedup(table[table["seed"] == 0], DESIGN)
+    summary = summarise(table, DESIGN, batches)
+    (at,) = summary[(summary["policy"] == "s8") & (summary["c"] == 8)].to_dict("records")
+    assert 0.005 < at["speedup_hw"] < 0.1
+    assert at["output_tok_s_hw"] > 20
+    judged = best_by_point(table, summary, DESIGN, nan, batches).set_index("c")
+    assert judged["verdict"].to_dict() == {8: "better", 32: "cannot tell"}
+    without = best_by_point(table, summarise(table, DESIGN), DESIGN, nan).set_index("c")
+    assert set(without["verdict"]) == {"cannot tell (one seed shows no noise)"}
+
+
+def test_errors_that_two_policies_share_cancel_in_a_gain() -> None:
+    """Both 10 % too high: no error of their ratio. One 10 % high, the other right: 10 %."""
+    cells = pd.DataFrame({"policy": ["a", "b"], "at": 4, "role": "predicted", "reference": [1.0, 2.0]})
+    assert gain_error(cells.assign(predicted=[1.1, 2.2])) == pytest.approx(0)
+    assert gain_error(cells.assign(predicted=[1.1, 2.0])) == pytest.approx(0.1)
+    assert isnan(gain_error(cells.assign(predicted=[1.1, 2.0], role=["input", "predicted"])))
+    assert isnan(gain_error(cells.assign(predicted=[1.1, 2.0], at=[4, 8])))
+
+
+def test_the_report_says_how_sure_it_is() -> None:
+    table = with_speedup(trials(), DESIGN).assign(warmup_requests=8.0, warmup_mser5=5.0)
+    best = best_by_point(table, summarise(table, DESIGN), DESIGN, 0.024)
+    says = method(table, best, DESIGN, error=0.024, one_seed_batches=False, simulated=True)
+    text = " ".join(says)
+    assert "3 seeds" in text
+    assert "the 2 gains' intervals hold together (97.50% each, Bonferroni)" in text
+    assert "the model's known error (2.4%)" in text
+    assert "the first 8 requests" in text
+    assert "nowhere more than was cut" in text
+    late = table.assign(warmup_mser5=np.where(table["c"] == 8, 20.0, nan))
+    (warmup,) = [
+        s
+        for s in method(late, best, DESIGN, error=nan, one_seed_batches=False, simulated=True)
+        if s.startswith("Warm-up")
+    ]
+    assert "finds 20 (median 20), or, in 15 of 30 runs, that they are too short to tell" in warmup
+    assert "at 1 of 2 points it is more than was cut" in warmup
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,11 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
 
-from adasim.calibration.luck import COMMON, NOT_DRAWN, TOKENS, HeadQuality, Luck, RequestRng
+from adasim.calibration.luck import COMMON, TOKENS, HeadQuality, Luck, RequestRng
 from adasim.calibration.survival import AnyCurve, harden, hardening_power
 from adasim.calibration.text import grade, hardness, solve_thresholds
 from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
-from adasim.kernels.form import BASE, DONE
 from adasim.types import Component, FloatArray, IntArray, Request
 
 Factor = Annotated[float, Field(gt=0)]
@@ -113,6 +112,34 @@ class CurveAcceptance(AcceptanceModel):
         curves = [self.survival(d, max_draft_len) for d in domains]
         return _TextLuck(requests, seed, self.head, curves, self)
 
+    def thresholds(self, curve: FloatArray) -> FloatArray:
+        """Acceptance thresholds by distance, [K], of a survival curve on this model's text."""
+        return solve_thresholds(curve, self.spread, self.correlation, self.range_tokens)
+
+
+class Text:
+    """How hard the output tokens of every request are, whatever the drafter.
+
+    Args:
+        model: its correlation, and how context hardens it.
+        curves: survival by domain, each [K].
+        seed: of the run.
+    """
+
+    def __init__(self, model: CurveAcceptance, curves: Sequence[FloatArray], seed: int) -> None:
+        self._shape = (model.spread, model.correlation, model.range_tokens)
+        table = model.tau_by_context
+        self._powers = [_PowerByContext(table, c) if table else None for c in curves]
+        self._correlated = bool(model.spread or model.correlation)
+        self._own, self._common = RequestRng(seed, TOKENS), RequestRng(seed, COMMON)
+
+    def hardness(self, request: Request, length: int) -> FloatArray:
+        """Of the request's output tokens, [length]; those after its end, which drafts may reach, counted."""
+        common = self._common(request.id) if self._correlated else None
+        g = hardness(self._own(request.id), common, length, *self._shape)
+        power = self._powers[request.domain]
+        return g if power is None else power.apply(g, request)
+
 
 class _TextLuck(Luck):
     """L from hardness: drafts are accepted while they are below the thresholds."""
@@ -121,15 +148,11 @@ class _TextLuck(Luck):
         self, requests: Sequence[Request], seed: int, head: HeadQuality, curves: list[FloatArray], model: CurveAcceptance
     ) -> None:
         super().__init__(requests, seed, head, curves)
-        self._shape = (model.spread, model.correlation, model.range_tokens)
-        table = model.tau_by_context
-        self._powers = [_PowerByContext(table, c) if table else None for c in curves]
-        self._correlated = bool(model.spread or model.correlation)
-        self._own, self._common = RequestRng(seed, TOKENS), RequestRng(seed, COMMON)
+        self._model, self._tokens = model, Text(model, curves, seed)
 
     @cached_property
     def _thresholds(self) -> list[FloatArray]:
-        return [solve_thresholds(c, *self._shape) for c in self._curves]
+        return [self._model.thresholds(c) for c in self.curves]
 
     @cached_property
     def _limits(self) -> IntArray:
@@ -137,11 +160,8 @@ class _TextLuck(Luck):
 
     def text(self, request: Request) -> IntArray:
         """The grade of every token: how many thresholds its hardness exceeds."""
-        length = request.output_len + self.beyond
-        common = self._common(request.id) if self._correlated else None
-        g = hardness(self._own(request.id), common, length, *self._shape)
-        power = self._powers[request.domain]
-        return grade(g if power is None else power.apply(g, request), self._thresholds[request.domain])
+        g = self._tokens.hardness(request, request.output_len + self.beyond)
+        return grade(g, self._thresholds[request.domain])
 
     def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
         return self._kernels.look_up(lives, ids, self._text, self._limits, at, run)
@@ -155,6 +175,7 @@ class _PowerByContext:
         self.powers = [hardening_power(curve, table[c]) for c in self.contexts]
 
     def apply(self, g: FloatArray, request: Request) -> FloatArray:
+        """The hardness of a request's output tokens, given that before its context counts."""
         from scipy.special import ndtr, ndtri  # slow to import, not always needed
 
         power = np.interp(request.prompt_len + np.arange(len(g)), self.contexts, self.powers)
@@ -232,11 +253,6 @@ class _RecordedLuck(Luck):
         rows = self._rows[request.domain]
         recorded = rows[int(self._choice(request.id).integers(len(rows)))]
         return np.resize(recorded, request.output_len + self.beyond).clip(max=self.beyond - 1)
-
-    def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
-        at[:] = lives[ids, BASE] + lives[ids, DONE]
-        run[:] = self._text[at]
-        return bool((run != NOT_DRAWN).all())
 
 
 def _recorded_runs(path: Path) -> dict[str, list[IntArray]]:

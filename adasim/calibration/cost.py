@@ -22,7 +22,8 @@ class Overhead(Component):
     ``per_draft_position_ms`` counts every position the drafter fills, anchors included;
     ``per_verified_ms`` every verified token. The ``speculative_*`` and ``per_*`` terms are paid only by rounds
     that draft, ``round_ms`` by all, ``head_ms`` by policies that read a head. ``idle_drafter_ms`` is the price of
-    "off": rounds that do not draft pay it while a drafter is loaded, whose context has to follow.
+    "off": rounds that do not draft pay it while a drafter is loaded, whose context has to follow. ``time_share`` is the
+    share of all time that the engine spends on something else than steps (hot reloads, shipping samples to a trainer).
     """
 
     round_ms: Ms = 0.0
@@ -31,6 +32,7 @@ class Overhead(Component):
     per_verified_ms: Ms = 0.0
     head_ms: Ms = 0.0
     idle_drafter_ms: Ms = 0.0
+    time_share: float = Field(default=0.0, ge=0, lt=1)
 
     def seconds(self, draft_positions: int, verified: int, reads_head: bool, drafter_loaded: bool = True) -> float:
         """Seconds of one round's overhead."""
@@ -134,11 +136,16 @@ class CostModel(Component, ABC):
         """
         prefill_s = self.prefill_s(prefill, prefill_context, verified) if prefill else 0.0
         if not batch:
-            return StepSeconds(prefill=prefill_s)
+            return self._stretch(StepSeconds(prefill=prefill_s))
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
         overhead_s = self.overhead.seconds(draft_positions, verified, reads_head, drafter_loaded)
         verify_s = self.staircase_s(batch, verified, context, prefill, eager)
-        return StepSeconds(draft_s, verify_s, overhead_s, prefill_s)
+        return self._stretch(StepSeconds(draft_s, verify_s, overhead_s, prefill_s))
+
+    def _stretch(self, step: StepSeconds) -> StepSeconds:
+        """The step with the time lost beside it."""
+        share = self.overhead.time_share
+        return step._replace(overhead=step.overhead + step.total * share / (1 - share)) if share else step
 
     def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
         """Seconds of one round without prefill, as a policy may ask."""

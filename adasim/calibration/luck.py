@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from adasim.kernels import kernels
+from adasim.kernels.form import BASE, DONE
 from adasim.types import Component, FloatArray, IntArray, Request
 
 BINS_PER_TOKEN = 8
@@ -85,7 +86,7 @@ class Luck(ABC):
     """
 
     def __init__(self, requests: Sequence[Request], seed: int, head: HeadQuality, curves: list[FloatArray]) -> None:
-        self._requests, self._head, self._curves = requests, head, curves
+        self.requests, self.head, self.curves = requests, head, curves
         self.beyond = curves[0].size + 1
         ends = list(accumulate((r.output_len + self.beyond for r in requests), initial=0))
         self.base: IntArray = np.array(ends[:-1], dtype=np.int64)
@@ -95,46 +96,55 @@ class Luck(ABC):
 
     @abstractmethod
     def text(self, request: Request) -> IntArray:
-        """What L is read from, small and not below 0, [output_len + beyond]."""
+        """L at every output position, [output_len], or what ``_read`` reads it from, [<= output_len + beyond]; >= 0."""
 
-    @abstractmethod
     def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
         """Position and L of each request, to ``at`` and ``run`` [n]; False: some is not drawn yet."""
+        at[:] = lives[ids, BASE] + lives[ids, DONE]
+        run[:] = self._text[at]
+        return bool((run != NOT_DRAWN).all())
 
     def look_up(self, lives: IntArray, ids: IntArray) -> tuple[IntArray, IntArray]:
         """Where requests ``ids`` [n] of the table are now, and L there, [n] each."""
         at, run = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
         if not self._read(lives, ids, at, run):
             for i in ids[self._text[self.base[ids]] == NOT_DRAWN].tolist():
-                start, request = int(self.base[i]), self._requests[i]
-                self._text[start : start + request.output_len + self.beyond] = self.text(request)
+                self._draw(i)
             self._read(lives, ids, at, run)
         return at, run
 
+    def _draw(self, index: int) -> None:
+        start, text = int(self.base[index]), self.text(self.requests[index])
+        self._text[start : start + len(text)] = text
+
     def signal(self, ids: IntArray, at: IntArray, run: IntArray) -> FloatArray:
         """What heads see of L = ``run`` at ``at``: run + bias + noise, [n]."""
-        signal, kernel, head = np.empty(len(ids)), self._kernels.signal, self._head
+        signal, kernel, head = np.empty(len(ids)), self._kernels.signal, self.head
         if not kernel(at, run, self._noise, head.bias, head.noise, signal):
-            for i in ids[np.isnan(self._noise[self.base[ids]])].tolist():
-                start, request = int(self.base[i]), self._requests[i]
-                draws = self._noise_rng(request.id).standard_normal(request.output_len)
-                self._noise[start : start + request.output_len] = draws
+            self._draw_noise(ids)
             kernel(at, run, self._noise, head.bias, head.noise, signal)
         return signal
+
+    def _draw_noise(self, ids: IntArray) -> None:
+        for i in ids[np.isnan(self._noise[self.base[ids]])].tolist():
+            start, request = int(self.base[i]), self.requests[i]
+            draws = self._noise_rng(request.id).standard_normal(request.output_len)
+            self._noise[start : start + request.output_len] = draws
 
     def survival(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""
         rows = np.rint((signal - self._bins_from) * BINS_PER_TOKEN).astype(np.int64)
-        return self._posterior[domains, rows.clip(0, self._posterior.shape[1] - 1)]
+        return self.posterior[domains, rows.clip(0, self.posterior.shape[1] - 1)]
 
     def margin(self, survival: FloatArray) -> FloatArray:
         """The drafter's margins [n, K] that go with those curves."""
-        return self._head.margin(survival)
+        return self.head.margin(survival)
 
     @cached_property
-    def _posterior(self) -> FloatArray:
-        return np.stack([self._head.posterior(c) for c in self._curves])  # [domains, bins, K]
+    def posterior(self) -> FloatArray:
+        """Confidence curves by domain and bin of what heads see, [domains, bins, K]."""
+        return np.stack([self.head.posterior(c) for c in self.curves])
 
     @cached_property
     def _bins_from(self) -> float:
-        return float(self._head.bins(self._curves[0].size)[0])
+        return float(self.head.bins(self.curves[0].size)[0])

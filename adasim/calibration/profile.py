@@ -6,6 +6,8 @@ from typing import Self
 from pydantic import Field, ValidationError
 
 from adasim.calibration.acceptance import AnyAcceptance
+from adasim.calibration.adjust import Uncertainty
+from adasim.calibration.draft_model import DraftModel
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.explain import explain
@@ -27,13 +29,15 @@ class Provenance(Component):
 
 
 class Profile(Component):
-    """Cost and acceptance of one model on one machine."""
+    """Cost and acceptance of one model on one machine, how far off they may be, and the drafters compared on it."""
 
     version: int = Field(default=1, ge=1, le=1)
     name: str
     provenance: Provenance
     cost: AnyCost
     acceptance: AnyAcceptance
+    drafters: dict[str, DraftModel] = Field(default_factory=dict)
+    uncertainty: Uncertainty = Uncertainty()
 
     @classmethod
     def load(cls, name: str) -> Self:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from adasim.calibration.tree import solve_alpha, tree_survival
 from adasim.errors import InputError
 from adasim.types import Component, FloatArray
 
@@ -163,4 +164,57 @@ class Budgets(Curve):
         return np.minimum.accumulate(np.clip(steps, 0, 1))
 
 
-AnyCurve = Annotated[Geometric | Measured | Anchored | Budgets, Field(discriminator="kind")]
+class Tree(Curve):
+    """A draft tree of ``tokens`` nodes (root counted), ``steps`` deep, that branches into at most ``top_k``.
+
+    ``alpha`` is the chance of the drafter's first choice, or is solved from ``tau``; the chances of its further
+    choices fall with the power 1 + ``tail`` of their rank (0.51 fits AngelSlim #163). See ``calibration.tree``. All nodes
+    are verified, and a path of them accepted: use it with ``fixed`` at verify_len = ``tokens``.
+    """
+
+    kind: Literal["tree"] = "tree"
+    steps: int = Field(ge=1)
+    top_k: int = Field(ge=1)
+    tokens: int = Field(ge=2)
+    alpha: Annotated[float, Field(gt=0, lt=1)] | None = None
+    tau: Annotated[float, Field(gt=1)] | None = None
+    tail: float = Field(default=0.51, gt=0)
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Self:
+        if (self.alpha is None) == (self.tau is None):
+            raise ValueError("give alpha or tau")
+        self._alpha()
+        return self
+
+    def _alpha(self) -> float:
+        if self.tau is None:
+            assert self.alpha is not None
+            return self.alpha
+        return solve_alpha(self.tau, self.tail, self.steps, self.top_k, self.tokens)
+
+    def survival(self, max_draft_len: int) -> FloatArray:
+        """P(a path of k nodes accepted), 0 beyond the depth."""
+        if max_draft_len < self.tokens - 1:
+            raise InputError(
+                f"acceptance: a tree of {self.tokens} tokens needs max_draft_len {self.tokens - 1}, not {max_draft_len}"
+            )
+        curve = np.zeros(max_draft_len)
+        curve[: self.steps] = tree_survival(self._alpha(), self.tail, self.steps, self.top_k, self.tokens)
+        return curve
+
+
+class Hardened(Curve):
+    """Another curve's shape at another ``tau``: every conditional acceptance raised to one power."""
+
+    kind: Literal["hardened"] = "hardened"
+    of: Annotated[Geometric | Measured | Anchored | Budgets, Field(discriminator="kind")]
+    tau: Annotated[float, Field(gt=1)]
+
+    def survival(self, max_draft_len: int) -> FloatArray:
+        """The curve, its power solved over ``max_draft_len`` drafts."""
+        curve = self.of.survival(max_draft_len)
+        return harden(curve, self.tau / tau(curve))
+
+
+AnyCurve = Annotated[Geometric | Measured | Anchored | Budgets | Tree | Hardened, Field(discriminator="kind")]

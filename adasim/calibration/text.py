@@ -53,6 +53,22 @@ def grade(hardness_t: FloatArray, thresholds: FloatArray) -> IntArray:
     return grades
 
 
+def runs(hardness_t: FloatArray, thresholds: FloatArray, length: int) -> IntArray:
+    """L(t) for t = 0..length-1, [length]: how many drafts from output position t would be accepted.
+
+    Args:
+        hardness_t: hardness of output tokens 0..length + K, [>= length + K].
+        thresholds: acceptance thresholds by distance 1..K, [K].
+        length: positions wanted.
+    """
+    alive = np.ones(length, dtype=bool)
+    run = np.zeros(length, dtype=np.int64)
+    for d, threshold in enumerate(thresholds, start=1):
+        alive &= hardness_t[d : d + length] <= threshold
+        run += alive
+    return run
+
+
 def _bell(x: FloatArray) -> FloatArray:
     """The standard normal density, not normalised."""
     return np.exp(-(x**2) / 2)

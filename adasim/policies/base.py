@@ -10,10 +10,13 @@ class Policy(Component, ABC):
 
     The same object runs in the simulator and in real engines. Engines never call it directly: a
     :class:`~adasim.policies.driver.PolicyDriver` does, and checks every answer.
+
+    ``drafter`` names one of the engine's drafters to run with; null is the engine's own.
     """
 
     kind: str
     name: str | None = None
+    drafter: str | None = None
 
     @property
     def label(self) -> str:

@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 
-from adasim.errors import PolicyError
+from adasim.errors import InputError, PolicyError
 from adasim.kernels import kernels
 from adasim.policies.base import Policy
 from adasim.policies.needs import check_needs
@@ -24,6 +24,9 @@ class PolicyDriver:
 
     def __init__(self, policy: Policy, caps: EngineCaps) -> None:
         check_needs(policy.label, policy.needs, caps)
+        if policy.drafter is not None and policy.drafter not in caps.drafters:
+            known = ", ".join(sorted(caps.drafters)) or "only its own"
+            raise InputError(f"{policy.label}: drafter {policy.drafter}; the engine has {known}")
         policy.start(caps)
         self.policy, self.caps = policy, caps
         self.needs = policy.needs

@@ -161,6 +161,7 @@ class Engine:
         run = np.array([v.accepted for v in verdicts], dtype=np.int64)
         now, queued, used = self.clock(), len(self.admission.queue), self.admission.pool.used
         self.admission.land(view.request_ids, draft_lens, verify_lens, run, now, self.recorder)
+        self.admission.lives.draft_version[view.request_ids] = self.recorder.draft_version
         outcome = StepOutcome(
             view.step, view.request_ids, draft_lens, verify_lens, run, self.admission.emitted[: len(ids)].copy(),
             now - start, queued,

@@ -165,8 +165,6 @@ class Admission:
             recorder.blocks, self.accepted, self.emitted, self._gaps_s,
         )  # fmt: skip
         recorder.gaps(self._gaps_s[: len(ids)])
-        if recorder.has_versions:
-            self.lives.draft_version[ids] = recorder.draft_version
         self.pool.private -= spare
         self._complete |= complete
         return all_accepted, all_emitted

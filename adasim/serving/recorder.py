@@ -74,14 +74,10 @@ class Recorder:
 
     @draft_version.setter
     def draft_version(self, version: int) -> None:
+        if version not in self._blocks:
+            self._blocks[version] = np.zeros(self._shape, dtype=np.int64)
         # how often a verified block had so many accepted: by domain, verify_len, accepted
-        self.blocks = self._blocks.setdefault(version, np.zeros(self._shape, dtype=np.int64))
-        self._version = version
-
-    @property
-    def has_versions(self) -> bool:
-        """Whether the drafter has changed."""
-        return len(self._blocks) > 1
+        self.blocks, self._version = self._blocks[version], version
 
     def gaps(self, gaps_s: FloatArray) -> None:
         """Time since each request's last chunk, [n]."""

@@ -4,34 +4,46 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, Self
 
+import numpy as np
 import simpy
 from pydantic import Field, PrivateAttr, model_validator
 
-from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance
+from adasim.calibration.acceptance import AcceptanceModel, AnyAcceptance, CurveAcceptance
+from adasim.calibration.adjust import Adjust
+from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import CostModel
+from adasim.calibration.draft_model import DraftModel
+from adasim.calibration.luck import Luck
 from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
+from adasim.calibration.versioned import VersionedLuck
 from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
-from adasim.records import Records
+from adasim.records import EventRecord, Records, VersionRecord, frame
 from adasim.serving.admission import Admission
 from adasim.serving.kv import KvMemory
+from adasim.serving.lives import DROPPED, RUNNING, Lives
 from adasim.serving.predictor import LengthPredictor
 from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
+from adasim.simulator.learning import Learning
+from adasim.simulator.monitor import Finished, Monitor
+from adasim.simulator.trainer import Trainer
 from adasim.types import Component, EngineCaps, Request
-from adasim.workload import Closed, Workload
+from adasim.workload import Closed, Drift, Workload
 
 
 class SimBackend(Component):
     """A simulated engine.
 
-    Cost and acceptance come from ``profile``, or are given here; what is given here wins.
+    Cost, acceptance and drafters come from ``profile``, or are given here; what is given here wins.
 
     Attributes:
         profile: name of a packaged profile, or a path.
+        drafters: further drafters by name, for policies that choose one (``drafter``).
+        adjust: moves the calibrated inputs; see ``adasim sensitivity``.
         max_draft_len: drafts of a full block (block - 1).
         max_running_requests: one limit for every policy.
         ragged: pack different verify lengths; false pads everybody to the longest.
@@ -39,12 +51,16 @@ class SimBackend(Component):
         chunked_prefill: prefill tokens mixed into each step; null = prefills are steps of their own.
         max_prefill_tokens: prompt tokens of one such step.
         predictor: guesses output lengths for schedulers that ask; null = such schedulers are refused.
+        learning: online distillation of the drafter; null = it stays as loaded.
+        alarm: watches tau; null = nobody does.
     """
 
     kind: Literal["sim"] = "sim"
     profile: str | None = None
     cost: AnyCost | None = None
     acceptance: AnyAcceptance | None = None
+    drafters: dict[str, DraftModel] = Field(default_factory=dict)
+    adjust: Adjust | None = None
     max_draft_len: int = Field(default=15, ge=1)
     max_running_requests: int = Field(default=256, ge=1)
     ragged: bool = True
@@ -54,6 +70,8 @@ class SimBackend(Component):
     kv: KvMemory = KvMemory()
     scheduler: AnyScheduler = Fcfs()
     predictor: LengthPredictor | None = None
+    learning: Learning | None = None
+    alarm: Alarm | None = None
     _profile: Profile | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -82,33 +100,61 @@ class SimBackend(Component):
 
     @property
     def inputs(self) -> dict[str, Component]:
-        """Models given in the scenario instead of a profile."""
-        given = {"cost": self.cost, "acceptance": self.acceptance}
+        """Models given in the scenario instead of a profile, or beside it."""
+        given: dict[str, Component | None] = {
+            "cost": self.cost,
+            "acceptance": self.acceptance,
+            "learning": self.learning,
+            "alarm": self.alarm,
+        }
+        given |= {f"drafter {name}": model for name, model in self.drafters.items()}
         return {name: model for name, model in given.items() if model is not None}
 
-    def _cost(self) -> CostModel:
+    @property
+    def calibrated_cost(self) -> CostModel:
+        """The cost model before ``adjust``."""
         model = self.cost or (self._profile.cost if self._profile else None)
         assert model is not None
         return model
 
-    def _acceptance(self) -> AcceptanceModel:
+    @property
+    def calibrated_acceptance(self) -> AcceptanceModel:
+        """The acceptance model before ``adjust``."""
         model = self.acceptance or (self._profile.acceptance if self._profile else None)
         assert model is not None
         return model
 
-    def caps(self) -> EngineCaps:
-        """The engine's limits and what it provides."""
+    def _cost(self) -> CostModel:
+        return self.adjust.cost(self.calibrated_cost) if self.adjust else self.calibrated_cost
+
+    def _drafters(self) -> dict[str, DraftModel]:
+        return (self._profile.drafters if self._profile else {}) | self.drafters
+
+    def _with(self, drafter: str | None) -> tuple[CostModel, AcceptanceModel, int]:
+        """Cost, acceptance and longest draft with a drafter; null or an unknown name: the engine's own."""
+        cost, acceptance, longest = self.calibrated_cost, self.calibrated_acceptance, self.max_draft_len
+        if drafter is not None and (own := self._drafters().get(drafter)) is not None:
+            cost, acceptance = own.cost_of(cost), own.acceptance_of(acceptance)
+            longest = own.max_draft_len or longest
+        if self.adjust is not None:
+            cost, acceptance = self.adjust.cost(cost), self.adjust.luck(acceptance)
+        return cost, acceptance, longest
+
+    def caps(self, drafter: str | None = None) -> EngineCaps:
+        """The engine's limits and what it provides, with one of its drafters."""
+        cost, _, max_draft_len = self._with(drafter)
         provides = {"survival", "accept_len", "margin", "cost", "truth"}
         provides |= {"predicted_len"} if self.predictor is not None else set()
         return EngineCaps(
-            max_draft_len=self.max_draft_len,
+            max_draft_len=max_draft_len,
             max_running_requests=self.max_running_requests,
             ragged=self.ragged,
-            captured_tokens=tuple(self._cost().captured_tokens or ()),
-            captured_lens=tuple(self._cost().captured_lens or ()),
+            captured_tokens=tuple(cost.captured_tokens or ()),
+            captured_lens=tuple(cost.captured_lens or ()),
             lag_steps=self.lag_steps,
             provides=frozenset(provides),
-            cost=self._cost(),
+            cost=cost,
+            drafters=frozenset(self._drafters()),
         )
 
     def check_policy(self, policy: Policy) -> None:
@@ -117,7 +163,7 @@ class SimBackend(Component):
         Raises:
             InputError: what is missing, or which field does not fit.
         """
-        PolicyDriver(policy, self.caps())
+        PolicyDriver(policy, self.caps(policy.drafter))
 
     def check_workload(self, workload: Workload, seed: int) -> None:
         """Refuse a workload that the models do not cover or the memory cannot hold.
@@ -125,21 +171,28 @@ class SimBackend(Component):
         Raises:
             InputError: all problems.
         """
-        requests, acceptance = workload.generate(seed), self._acceptance()
+        requests = workload.generate(seed)
         smallest, largest = self._batches(workload, len(requests))
-        checks: list[Callable[[], None]] = [
-            partial(acceptance.check, workload.domain_names, self.max_draft_len),
-            partial(acceptance.check_requests, requests),
-            partial(self._cost().check_batches, smallest, largest),
-            partial(self.kv.check, requests, self.max_draft_len + 1),
-            partial(self.scheduler.check, self.caps()),
+        checks: list[tuple[str, Callable[[], None]]] = [
+            ("", partial(self._cost().check_batches, smallest, largest)),
+            ("", partial(self.scheduler.check, self.caps())),
         ]
+        longest = 0
+        for drafter in (None, *self._drafters()):
+            _, acceptance, max_draft_len = self._with(drafter)
+            whose = f"drafter {drafter}: " if drafter else ""
+            checks.append((whose, partial(acceptance.check, workload.domain_names, max_draft_len)))
+            checks.append((whose, partial(acceptance.check_requests, requests)))
+            if self.learning is not None:
+                checks.append((whose, partial(self.learning.check, acceptance, workload.domain_names, max_draft_len)))
+            longest = max(longest, max_draft_len)
+        checks.append(("", partial(self.kv.check, requests, longest + 1)))
         problems: list[str] = []
-        for check in checks:
+        for whose, check in checks:
             try:
                 check()
             except InputError as error:
-                problems += error.problems
+                problems += [f"{whose}{p}" for p in error.problems]
         if problems:
             raise InputError(*problems)
 
@@ -154,14 +207,25 @@ class SimBackend(Component):
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Simulate one run. The same arguments give the same records."""
         requests = workload.generate(seed)
-        cost = self._cost()
-        driver = PolicyDriver(policy, self.caps())
-        luck = self._acceptance().luck(requests, workload.domain_names, seed, self.max_draft_len)
-        recorder = Recorder(workload.domain_names, self.max_draft_len + 1)
+        domains = workload.domain_names
+        cost, acceptance, max_draft_len = self._with(policy.drafter)
+        driver = PolicyDriver(policy, self.caps(policy.drafter))
+        luck = self._luck(acceptance, max_draft_len, requests, domains, seed)
+        recorder = Recorder(domains, max_draft_len + 1)
         predicted = self.predictor.predict(requests, seed) if self.predictor else None
         admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps, predicted)
         env = simpy.Environment()
-        source = _Source(env, workload, requests)
+        source = _Source(env, workload, requests, admission)
+        trainer, monitor = None, None
+        if isinstance(luck, VersionedLuck) and self.learning is not None:
+            tokens = partial(_context_tokens, admission)
+            trainer = Trainer(env, self.learning, luck, len(requests), domains, seed, tokens, recorder.events)
+            source.watchers.append(trainer.on_finish)
+            if self.learning.trains:
+                env.process(trainer.run())
+        if self.alarm is not None:
+            monitor = Monitor(self.alarm, domains, lambda: recorder.draft_version, recorder.events)
+            source.watchers.append(monitor.on_finish)
         engine = Engine(
             env,
             admission,
@@ -172,25 +236,74 @@ class SimBackend(Component):
             chunk=self.chunked_prefill,
             max_prefill_tokens=self.max_prefill_tokens or 16384,
             on_finish=source.on_finish,
+            trainer=trainer,
         )
         source.start(engine)
         env.process(engine.run())
         env.run(until=source.over)
-        records = recorder.records(admission.lives)
+        lives = admission.lives
+        if trainer is not None or monitor is not None:
+            recorder.events += _drifts(workload, requests, lives)
+            recorder.events.sort(key=lambda event: event.time_s)
+        running = (lives.status == RUNNING) & (lives.rounds > 0)
+        lives.draft_version[running] = recorder.draft_version
+        records = recorder.records(lives)
         records.notes.extend(cost.notes)
         if predicted is not None and "predicted_len" not in self.scheduler.needs:
             records.notes.append(f"backend.predictor has no effect: scheduler {self.scheduler.kind} does not ask")
+        if trainer is not None:
+            records.notes.extend(trainer.learning.notes)
+            records.versions = frame(VersionRecord, trainer.records())
         return records
+
+    def _luck(
+        self, model: AcceptanceModel, max_draft_len: int, requests: list[Request], domains: list[str], seed: int
+    ) -> Luck:
+        if self.learning is None:
+            return model.luck(requests, domains, seed, max_draft_len)
+        assert isinstance(model, CurveAcceptance)  # checked with the workload
+        knows_text = self.learning.head.knows == "text"
+        return VersionedLuck(model, requests, domains, seed, max_draft_len, heads_know_text=knows_text)
+
+
+def _context_tokens(admission: Admission) -> int:
+    """Tokens of all running requests."""
+    return int(admission.batch.context.sum())
+
+
+def _finished(admission: Admission, index: int) -> Finished:
+    """A request that has just left."""
+    lives = admission.lives
+    of = lives.domain, lives.context, lives.rounds, lives.accepted
+    domain, tokens, rounds, accepted = (int(column[index]) for column in of)
+    return Finished(index, domain, tokens, rounds, accepted, float(lives.finish_s[index]))
+
+
+def _drifts(workload: Workload, requests: list[Request], lives: Lives) -> list[EventRecord]:
+    """When the workload's mix began to change: at its drift points after the first, if they were reached."""
+    if not isinstance(workload.domains, Drift) or workload.domains.kind == "periodic":
+        return []
+    events = []
+    progress = np.array([i if workload.clients is not None else r.arrival_s for i, r in enumerate(requests)])
+    for point in workload.domains.points[1:]:
+        after = (progress >= point.at) & (lives.status != DROPPED)
+        if after.any():
+            at_s = float(lives.arrival_s[after].min())
+            finished = int(np.count_nonzero(lives.finish_s <= at_s))
+            mix = ", ".join(f"{name} {weight:g}" for name, weight in sorted(point.mix.items()) if weight)
+            events.append(EventRecord(at_s, "drift", 0, 0.0, f"mix {mix}", finished=finished))
+    return events
 
 
 class _Source:
     """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
 
-    def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request]) -> None:
-        self.env, self.clients = env, workload.clients
+    def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request], admission: Admission) -> None:
+        self.env, self.clients, self.admission = env, workload.clients, admission
         self.requests, self.sent, self.finished = requests, 0, 0
         self.drain = workload.drain if isinstance(workload, Closed) else True
         self.over = env.event()
+        self.watchers: list[Callable[[Finished], None]] = []
 
     def start(self, engine: Engine) -> None:
         self.engine = engine
@@ -202,6 +315,9 @@ class _Source:
 
     def on_finish(self, index: int) -> None:
         self.finished += 1
+        self.admission.lives.draft_version[index] = self.engine.recorder.draft_version
+        for watch in self.watchers:
+            watch(_finished(self.admission, index))
         if self.clients is not None:
             self._send()
         if self.finished == len(self.requests):

@@ -1,7 +1,7 @@
 """One engine under one policy: continuous batching as a SimPy process, one timeout per step."""
 
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import simpy
@@ -14,7 +14,10 @@ from adasim.policies.scheduler import Scheduler
 from adasim.serving.admission import Admission
 from adasim.serving.batch import Prefill
 from adasim.serving.recorder import Recorder
-from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds, constant
+from adasim.types import BatchView, DraftView, FloatArray, IntArray, StepOutcome, StepSeconds, constant
+
+if TYPE_CHECKING:
+    from adasim.simulator.trainer import Trainer
 
 Process = Generator[simpy.Event, Any, None]
 
@@ -32,6 +35,7 @@ class Engine:
         chunk: prefill tokens mixed into a step; None = prefills are steps of their own.
         max_prefill_tokens: prompt tokens of such a step (one prompt always fits).
         on_finish: called with the index of every request that finishes.
+        trainer: changes the drafter between steps; None = it stays as loaded.
     """
 
     def __init__(
@@ -46,9 +50,10 @@ class Engine:
         chunk: int | None,
         max_prefill_tokens: int,
         on_finish: Callable[[int], None],
+        trainer: "Trainer | None" = None,
     ) -> None:
         self.env, self.admission, self.driver, self.cost, self.luck = env, admission, driver, cost, luck
-        self.recorder, self.on_finish = recorder, on_finish
+        self.recorder, self.on_finish, self.trainer = recorder, on_finish, trainer
         self.chunk, self.max_prefill_tokens = chunk, max_prefill_tokens
         self.batch, self.caps = admission.batch, driver.caps
         self._work, self._kernels = env.event(), kernels()
@@ -65,18 +70,31 @@ class Engine:
     def run(self) -> Process:
         """Forever: admit, run one step."""
         while True:
+            if self.trainer is not None:
+                yield from self.trainer.reload()
+                self.recorder.draft_version = self.trainer.in_use.number
             self.admission.admit(self.env.now)
             if not len(self.batch):
-                self._work = self.env.event()
-                yield self._work
+                yield from self._wait()
             elif self.chunk is None and len(self.batch.prefilling):
                 yield from self._prefill_step(self.batch.whole_prompts(self.max_prefill_tokens))
             else:
                 yield from self._round()
 
+    def _wait(self) -> Process:
+        """Nobody is here: until somebody comes."""
+        self._work = self.env.event()
+        if self.trainer is not None:
+            self.trainer.idle()
+        yield self._work
+        if self.trainer is not None:
+            self.trainer.busy()
+
     def _prefill_step(self, prefill: Prefill) -> Process:
         start, queued, used = self.env.now, len(self.admission.queue), self.admission.pool.used
         seconds = self.cost.step(0, 0, 0, 0.0, prefill=prefill.total, prefill_context=prefill.context)
+        if self.trainer is not None:
+            seconds = self.trainer.share(seconds)
         yield self.env.timeout(seconds.total)
         self._record(start, queued, used, seconds, prefill)
 
@@ -95,8 +113,10 @@ class Engine:
             return
 
         ids = view.request_ids
-        run, draft = self._draft(ids, draft_lens)
+        run, signal, draft = self._draft(ids, draft_lens)
         verify_lens = self.driver.verify_lens(view, draft)
+        if self.trainer is not None:
+            verify_lens = self.trainer.whole_blocks(verify_lens, draft_lens)
         totals = self._kernels.totals(draft_lens, verify_lens, view.context_lens)
         drafts, drafting, longest_draft, verified, longest, context = totals
         verified = verified if self.caps.ragged else len(view) * longest
@@ -112,6 +132,10 @@ class Engine:
             drafter_loaded=self.driver.policy.loads_drafter,
             eager=self.driver.is_eager(verify_lens),
         )
+        if self.trainer is not None:
+            assert signal is not None
+            seconds = self.trainer.share(seconds)
+            self.trainer.observe(ids, admission.lives.domain[ids], run, 1 + signal, verify_lens)
         queued, used = len(admission.queue), admission.pool.used
         yield self.env.timeout(seconds.total)
 
@@ -166,18 +190,22 @@ class Engine:
         context_lens = admission.lives.context[ids]
         return BatchView(len(self.recorder.steps), self.env.now, self.caps, ids, context_lens, len(admission.queue))
 
-    def _draft(self, ids: IntArray, draft_lens: IntArray) -> tuple[IntArray, DraftView]:
-        """L of every request, and what the policy may see: only what it asked for is computed, nothing else can leak."""
-        sees = self._sees
-        if not sees and not np.count_nonzero(draft_lens):
-            return constant(len(ids), 0), DraftView(draft_lens)
+    def _draft(self, ids: IntArray, draft_lens: IntArray) -> tuple[IntArray, FloatArray | None, DraftView]:
+        """L of every request, what heads see of it, and what the policy may see.
+
+        Only what was asked for is computed: nothing else can leak.
+        """
+        sees, learns = self._sees, self.trainer is not None
+        if not sees and not learns and not np.count_nonzero(draft_lens):
+            return constant(len(ids), 0), None, DraftView(draft_lens)
         lives, luck = self.admission.lives, self.luck
         at, run = luck.look_up(lives.table, ids)
         draft = DraftView(draft_lens, truth=run if "truth" in sees else None)
-        if sees - {"truth"}:
-            signal = luck.signal(ids, at, run)
-            draft.accept_len = 1 + signal if "accept_len" in sees else None
-            survival = luck.survival(lives.domain[ids], signal) if sees & {"survival", "margin"} else None
-            draft.survival = survival if "survival" in sees else None
-            draft.margin = luck.margin(survival) if survival is not None and "margin" in sees else None
-        return run, draft
+        if not learns and not sees - {"truth"}:
+            return run, None, draft
+        signal = luck.signal(ids, at, run)
+        draft.accept_len = 1 + signal if "accept_len" in sees else None
+        survival = luck.survival(lives.domain[ids], signal) if sees & {"survival", "margin"} else None
+        draft.survival = survival if "survival" in sees else None
+        draft.margin = luck.margin(survival) if survival is not None and "margin" in sees else None
+        return run, signal, draft

@@ -1,0 +1,48 @@
+"""Cost as a formula whose terms can be fitted from few measurements, end-to-end ones included."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from adasim.calibration.cost import LinearDraft, LinearPrefill, Ms
+from adasim.calibration.fitted import FittedCost
+
+
+class FormulaCost(FittedCost):
+    """base + per request + per token + experts x (1 - (1 - expert_share)^tokens), milliseconds of the target's pass.
+
+    The last term is a mixture of experts: every token touches the share ``expert_share`` of them, and the weights of
+    all that any token touched are read once. With independent tokens the share is top_experts / experts; neighbouring
+    tokens route alike, so a fitted share is smaller. Per request: KV reads and host work. Context is not a term:
+    good for the context it was fitted at.
+    """
+
+    kind: Literal["formula"] = "formula"
+    base_ms: Ms = 0.0
+    per_request_ms: Ms = 0.0
+    per_token_ms: Ms = 0.0
+    experts_ms: Ms = 0.0
+    expert_share: float = Field(default=1.0, gt=0, le=1)
+    draft: LinearDraft = LinearDraft()
+    prefill: LinearPrefill = LinearPrefill()
+
+    def verify_s(self, batch: int, tokens: int, context: float) -> float:
+        """The formula."""
+        self._check_range(tokens)
+        touched = 1 - (1 - self.expert_share) ** tokens
+        ms = self.base_ms + self.per_request_ms * batch + self.per_token_ms * tokens + self.experts_ms * touched
+        return ms / 1e3
+
+    def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
+        """See :class:`~adasim.calibration.cost.LinearDraft`."""
+        return self.draft.seconds(batch, positions, longest)
+
+    def prefill_s(self, tokens: int, context: float, verified: int) -> float:
+        """See :class:`~adasim.calibration.cost.LinearPrefill`."""
+        return self.prefill.seconds(tokens, alone=not verified)
+
+    @property
+    def notes(self) -> list[str]:
+        """Extrapolations, and prefills that take no time."""
+        free = self.prefill == LinearPrefill()
+        return ["cost does not model prefill: TTFT is queueing only"] * free + super().notes
