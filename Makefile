@@ -26,7 +26,7 @@ run: $(READY)  ## Simulate scenarios/dcut_h20.yaml and write reports/dcut_h20/re
 	$(BIN)/adasim run scenarios/dcut_h20.yaml --overwrite
 
 test: $(REAL)  ## Run the tests
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadfile
 
 # Ray's tests: a cluster of two workers on this machine
 $(RAY): $(READY)

@@ -24,6 +24,7 @@ class Timeline:
     place: str
     tau: "pd.DataFrame"  # domain, time_s, tau (NaN: hardly any requests); domain "" = all
     events: "pd.DataFrame"  # EventRecord columns
+    versions: "pd.DataFrame"  # domain, draft_version, rounds, tau: what each version that served accepted
 
 
 def summary(records: Records) -> dict[str, float]:
@@ -82,23 +83,36 @@ def _alarms(events: "pd.DataFrame") -> dict[str, float]:
     }
 
 
-def timeline(requests: "pd.DataFrame", policy: str, place: str, events: "pd.DataFrame") -> Timeline:
+def timeline(
+    requests: "pd.DataFrame", policy: str, place: str, events: "pd.DataFrame", blocks: "pd.DataFrame"
+) -> Timeline:
     """tau of finished requests by domain in bins of time: decoded tokens / rounds, pooled."""
     import pandas as pd
 
     done = requests[requests["finish_s"].notna() & (requests["rounds"] > 0)]
-    edges = np.linspace(0, done["finish_s"].max() if len(done) else 1.0, BINS + 1)
+    bins = int(np.clip(len(done) // (2 * FEW), 1, BINS))
+    edges = np.linspace(0, done["finish_s"].max() if len(done) else 1.0, bins + 1)
     middle = (edges[1:] + edges[:-1]) / 2
     rows = []
     for domain in ["", *sorted(done["domain"].unique())]:
         part = done if domain == "" else done[done["domain"] == domain]
         at = np.searchsorted(edges, part["finish_s"].to_numpy(), side="left").clip(1) - 1
-        tokens = np.bincount(at, weights=part["tokens"] - 1, minlength=BINS)
-        rounds = np.bincount(at, weights=part["rounds"], minlength=BINS)
-        shown = np.bincount(at, minlength=BINS) >= FEW
-        taus = np.divide(tokens, rounds, out=np.full(BINS, nan), where=shown)
-        rows += [(domain, middle[i], taus[i]) for i in range(BINS)]
-    return Timeline(policy, place, pd.DataFrame(rows, columns=["domain", "time_s", "tau"]), events)
+        tokens = np.bincount(at, weights=part["tokens"] - 1, minlength=bins)
+        rounds = np.bincount(at, weights=part["rounds"], minlength=bins)
+        shown = np.bincount(at, minlength=bins) >= FEW
+        taus = np.divide(tokens, rounds, out=np.full(bins, nan), where=shown)
+        rows += [(domain, middle[i], taus[i]) for i in range(bins)]
+    tau = pd.DataFrame(rows, columns=["domain", "time_s", "tau"])
+    return Timeline(policy, place, tau, events, by_version(blocks))
+
+
+def by_version(blocks: "pd.DataFrame") -> "pd.DataFrame":
+    """tau of each drafter version in each domain, at the lengths that were verified; see :class:`Timeline`."""
+    tokens = (blocks["accepted"] + 1) * blocks["blocks"]
+    sums = blocks.assign(tokens=tokens).groupby(["domain", "draft_version"], as_index=False)[["blocks", "tokens"]].sum()
+    return sums.assign(rounds=sums["blocks"], tau=sums["tokens"] / sums["blocks"])[
+        ["domain", "draft_version", "rounds", "tau"]
+    ]
 
 
 def payback(frozen_s_per_token: float, serving_s: float, tokens: float, trainer_s: float) -> float:

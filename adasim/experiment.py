@@ -212,7 +212,8 @@ def timelines(plan: Plan, out: Path) -> list[adaptation.Timeline]:
             events = pd.read_parquet(folder / "events.parquet")
             if events.empty:
                 continue
-            found.append(adaptation.timeline(requests, trial.policy, place, events))
+            blocks = pd.read_parquet(folder / "blocks.parquet")
+            found.append(adaptation.timeline(requests, trial.policy, place, events, blocks))
     return found
 
 

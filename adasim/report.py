@@ -318,7 +318,7 @@ def shown_tables(tables: Tables, story: Story) -> list[Table]:
                 rows,
             )
         )
-    shown += _adaptation_tables(tables, design)
+    shown += _adaptation_tables(tables, design) + _version_table(story.timelines)
     group = {a.label: a.group for a in design.arms}
     alone = tables.summary[tables.summary["policy"].map(group).isna()]
     shown.append(_summary_table("All policies", alone, design))
@@ -367,6 +367,22 @@ def _adaptation_tables(tables: Tables, design: Design) -> list[Table]:
         )
         shown.append(Table("Versions and alarms", ["policy", *places, *(c.replace("_", " ") for c in known)], rows, note))
     return shown
+
+
+def _version_table(timelines: list[Timeline]) -> list[Table]:
+    """What each drafter version accepted, where several served."""
+    rows = [
+        [t.policy, t.place, str(v["domain"]), str(v["draft_version"]), f"{v['rounds']:,}", f"{v['tau']:.3f}"]
+        for t in timelines
+        for _, v in t.versions.iterrows()
+        if t.versions["draft_version"].nunique() > 1
+    ]
+    if not rows:
+        return []
+    note = (
+        "One seed. tau at the lengths the policy verified; versions met other requests, so small differences say nothing."
+    )
+    return [Table("Drafter versions", ["policy", "at", "domain", "version", "rounds", "tau"], rows, note, folded=True)]
 
 
 def _percent(value: float, half_width: float) -> str:

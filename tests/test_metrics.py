@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from adasim import metrics
+from adasim.adaptation import by_version
 from adasim.metrics import Window
 from adasim.policies.fixed import Fixed
 from adasim.records import BlockRecord, EventRecord, GapRecord, Records, RequestRecord, StepRecord, frame
@@ -200,3 +201,11 @@ def test_warmup_by_mser5_reads_requests_in_their_order(records: Records) -> None
     assert metrics.warmup_by_mser5(records, open_loop=False, until_last_arrival=True) is None
     early = replace(many, last_arrival_s=120.0)
     assert metrics.warmup_by_mser5(early, open_loop=False, until_last_arrival=True) is None  # 20 finished by then
+
+
+def test_tau_by_drafter_version() -> None:
+    blocks = [BlockRecord("a", 4, 1, 8, 0), BlockRecord("a", 4, 3, 8, 0), BlockRecord("a", 4, 3, 2, 1)]
+    found = by_version(frame(BlockRecord, blocks))
+    assert found["draft_version"].tolist() == [0, 1]
+    assert found["rounds"].tolist() == [16, 2]
+    assert found["tau"].tolist() == [3.0, 4.0]

@@ -39,4 +39,4 @@ def test_greedy_fp32_output_is_that_of_plain_decoding(plain: list[list[int]], po
     assert texts == plain
     requests = records.requests
     tau = (requests["tokens"] - 1).sum() / requests["rounds"].sum()
-    assert tau > 1.5  # a drafter that drafts
+    assert tau > 1.3  # a drafter that drafts
