@@ -227,7 +227,7 @@ def collect_batches(plan: Plan, out: Path) -> pd.DataFrame:
             where = {"policy": trial.policy, "seed": trial.seed, **trial.point}
             for i, values in enumerate(zip(*parts.values(), strict=True)):
                 rows.append(
-                    where | {"batch": i} | {m: nan if v is None else v for m, v in zip(parts, values, strict=True)}
+                    where | {"part": i} | {m: nan if v is None else v for m, v in zip(parts, values, strict=True)}
                 )
     return pd.DataFrame(rows)
 

@@ -108,7 +108,7 @@ def with_speedup(trials: pd.DataFrame, design: Design) -> pd.DataFrame:
     """Adds the speed over that of plain decoding at the same point and seed (NaN without it): paired."""
     keys, metric = [*design.point, "seed"], design.speed.metric
     baseline = [a.label for a in design.arms if a.role == "baseline"]
-    keys += ["batch"] if "batch" in trials else []
+    keys += ["part"] if "part" in trials else []
     base = trials[trials["policy"].isin(baseline)][[*keys, metric]]
     joined = trials.merge(base.rename(columns={metric: "_base"}), on=keys, how="left")
     joined[RATIO] = design.speed.ratio(joined[metric], joined["_base"])
@@ -233,8 +233,8 @@ def _at(table: pd.DataFrame, design: Design, point: Sequence[object]) -> pd.Data
 
 def paired_gain(runs: pd.DataFrame, design: Design, one: str, other: str, confidence: float = CONFIDENCE) -> Interval:
     """Relative gain of a policy over another in the goal at one point, paired by seed (or by batch of the only seed)."""
-    series = "batch" in runs
-    keys = ["seed", "batch"] if series else ["seed"]
+    series = "part" in runs
+    keys = ["seed", "part"] if series else ["seed"]
     metric = design.goal.metric
     if metric not in runs:
         return Interval(nan, nan, nan)

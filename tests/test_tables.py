@@ -165,7 +165,7 @@ def test_one_seed_is_judged_by_its_batches() -> None:
             "policy": p,
             "seed": 0,
             "c": c,
-            "batch": i,
+            "part": i,
             "output_tok_s": speed * wave[i] * np.exp(0.01 * rng.standard_normal()),
         }
         for p, speeds in SPEEDS.items()
@@ -252,3 +252,12 @@ def test_compare_counts_predicted_cells_only() -> None:
     table, errors = compare(summary, cells, "c", "speedup")
     assert table["error"].tolist()[:3] == pytest.approx([0, -0.1, 0.2])
     assert errors == pytest.approx({"cells": 2, "missing": 1, "mean_abs": 0.15, "bias": 0.05, "worst": 0.2})
+
+
+def test_speedups_are_paired_whatever_else_was_measured() -> None:
+    """Mean batch sizes are a metric, and differ between policies."""
+    table = trials()
+    plain = with_speedup(table, DESIGN)
+    table["batch"] = np.arange(len(table), dtype=float)
+    assert with_speedup(table, DESIGN)["speedup"].tolist() == plain["speedup"].tolist()
+    assert plain["speedup"].notna().all()
