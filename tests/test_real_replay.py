@@ -58,6 +58,8 @@ def test_settings_can_be_changed(kept: Path) -> None:
 def test_bad_input_is_named_all_at_once(kept: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="3 buffers; at least 4 are needed to hold out 3"):
         list(replay(kept, OPD, hold=3))
+    with pytest.raises(InputError, match="only a run with it keeps that"):
+        list(replay(kept, OPD.model_copy(update={"positions": "all"})))
     with pytest.raises(InputError, match="holds no settings"):
         list(replay(tmp_path, OPD))
     sampled = tmp_path / "sampled"

@@ -59,6 +59,10 @@ def replay(kept: Path, opd: Opd, hold: int = 1) -> Iterator[Tried]:
         problems.append(f"{kept}: {len(buffers)} buffers; at least {hold + 1} are needed to hold out {hold}")
     if said["sampling"]["temperature"] > 0:
         problems.append(f"{kept}: sampled at temperature {said['sampling']['temperature']}; only greedy text can judge")
+    if opd.positions == "all" and said["opd"]["positions"] != "all":
+        problems.append(
+            f"{kept}: positions: all needs what the target said behind rejected drafts; only a run with it keeps that"
+        )
     if problems:
         raise InputError(*problems)
     base = load_checkpoint(kept / "base")
