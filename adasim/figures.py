@@ -87,7 +87,7 @@ def curves(
         if design.x is None:
             sns.barplot(part, x=metric, y="policy", hue="policy", palette=colours, legend=False, ax=ax)
             ax.errorbar(part[metric], range(len(part)), xerr=part[f"{metric}_hw"], fmt="none", ecolor="0.2")
-            ax.set(xlabel=metrics[metric], ylabel="")
+            ax.set(xlabel=metrics[metric], ylabel="", title=facet or "")
         else:
             _lines(ax, part, design.x, metric, colours)
             ax.set(xlabel=design.x, ylabel=metrics[metric], title=facet or "")
