@@ -2,7 +2,6 @@
 
 import os
 import signal
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import forkserver, get_all_start_methods, get_context
 from pathlib import Path
-from types import FrameType
 
 from adasim.experiment import Failure, run_trial, tidy
 from adasim.plan import Trial
@@ -77,9 +75,8 @@ class Executor(ABC):
         if not trials:
             return outcome
         try:
-            with _noticing_interrupts() as check, self.open(len(trials), out, trace) as pool:
+            with self.open(len(trials), out, trace) as pool:
                 while todo or running:
-                    check()
                     # what failed before runs last and alone: it can take no other trial with it again
                     while todo and running < (1 if tries[todo[0].key] else pool.places):
                         tries[todo[0].key] += 1
@@ -181,31 +178,6 @@ class _Processes(Pool):
     def close(self) -> None:
         """Stop when idle."""
         self.pool.shutdown()
-
-
-@contextmanager
-def _noticing_interrupts() -> Iterator[Callable[[], None]]:
-    """Ctrl-C raises as ever; ``check`` raises once more, where a destructor or callback has swallowed it."""
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield lambda: None
-        return
-    seen = False
-
-    def note(_number: int, _frame: FrameType | None) -> None:
-        nonlocal seen
-        seen = True
-        raise KeyboardInterrupt
-
-    def check() -> None:
-        if seen:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield check
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _process_pool(workers: int) -> ProcessPoolExecutor:

@@ -1,7 +1,5 @@
 """Whoever runs trials, and whatever dies on the way: the same results, or a failure that is reported."""
 
-import contextlib
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +11,7 @@ import pytest
 
 from adasim.errors import InputError, PolicyError
 from adasim.executors import DIED, TRIES, Executor, Interrupted, Local, Pool, Result
-from adasim.experiment import TRIALS, Failure, collect, failure, prepare, run_trial, unfinished
+from adasim.experiment import TRIALS, Failure, failure, prepare, run_trial, unfinished
 from adasim.options import executor_of
 from adasim.plan import Trial
 from tests.build import closed, plan
@@ -141,17 +139,3 @@ def test_a_missing_ray_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'adasim\[ray\]'"):
         executor_of("ray", None, None)
-
-
-def test_an_interrupt_that_was_swallowed_is_not_lost(tmp_path: Path) -> None:
-    """A KeyboardInterrupt that a callback swallows still ends the run at the next look."""
-
-    def progress(_: Trial) -> None:
-        with contextlib.suppress(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-    small = plan(workload=closed(requests=12), seeds=[0, 1, 2])
-    todo = prepare(small, tmp_path, resume=False, overwrite=False)
-    with pytest.raises(Interrupted):
-        Local(1).run(todo, tmp_path, trace=False, progress=progress)
-    assert len(collect(small, tmp_path)[0]) == 1
