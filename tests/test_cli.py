@@ -277,6 +277,9 @@ def test_ctrl_c_keeps_finished_trials_and_resume_completes(tmp_path: Path) -> No
     )
     command = [sys.executable, "-m", "adasim", "run", str(slow), "--workers", "2"]
     out = tmp_path / "out"
+    # shells start what runs in the background deaf to Ctrl-C
+    hearing = "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    command[1:3] = ["-c", hearing + "from adasim.cli import main; main(sys.argv[1:])"]
     process = subprocess.Popen([*command, "--out", out], stderr=subprocess.PIPE, text=True, start_new_session=True)
     trials = out / "trials"
     deadline = time.monotonic() + 60
