@@ -171,7 +171,15 @@ def test_the_real_trainer_goes_on_from_the_version_it_was_sent_back_to(
 
 def test_serving_never_waits_for_the_trainer(target: Target, trained: Checkpoint, tmp_path: Path) -> None:
     with Distiller(
-        Opd(buffer=8), trained, target, "random-tiny", Sampling(), tmp_path, ["a"], (sys.executable, "-c", FAKE, "hang")
+        Opd(buffer=8),
+        trained,
+        target,
+        "random-tiny",
+        Sampling(),
+        tmp_path,
+        ["a"],
+        (sys.executable, "-c", FAKE, "hang"),
+        0.0,
     ) as distiller:
         start = time.monotonic()
         drafter = Drafter(SHAPE, trained.weights, target, trained.vocab)
