@@ -111,10 +111,10 @@ def test_importing_the_backend_loads_no_torch() -> None:
 
 def test_distillation_runs_beside_serving_and_keeps_its_versions(drafter: Path, tmp_path: Path) -> None:
     plain = TorchBackend(target="random-tiny", dtype="float32")
-    _, expected = plain.serve(workload(requests=12), Off(), seed=0)
+    _, expected = plain.serve(workload(requests=300), Off(), seed=0)
     opd = Opd(buffer=4, epochs=1, teacher="rerun", keep=str(tmp_path / "kept"))
     backend = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), opd=opd)
-    records, texts = backend.serve(workload(requests=12), Head(), seed=0)
+    records, texts = backend.serve(workload(requests=300), Head(), seed=0)
     assert texts == expected
     assert any(note.startswith("distillation:") for note in records.notes)
     assert not any("ALARM" in note for note in records.notes)
