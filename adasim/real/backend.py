@@ -175,7 +175,7 @@ class TorchBackend(Component):
                 max_prefill_tokens=self.max_prefill_tokens,
                 forced=self.forced,
                 collector=distiller.collector if distiller else None,
-                full_verify_share=self.opd.full_verify_share if self.opd and distiller else 0.0,
+                full_verify_share=self.opd.full_verify_share if self.opd else 0.0,
                 clock=lambda: time.perf_counter() - began,
             )
             _play(engine, workload, requests, (lambda: distiller.poll(engine)) if distiller else _nothing)
@@ -262,8 +262,7 @@ class TorchBackend(Component):
         if self.drafter is None:
             return None, None, None
         from adasim.real.checkpoint import load_checkpoint
-        from adasim.real.draft import Drafter
-        from adasim.real.length_head import load_head
+        from adasim.real.draft import ready
 
         found = load_checkpoint(self._draft_folder(), target.dtype)
         if (found.shape.arch.hidden, found.shape.target_layers) != (target.arch.hidden, target.arch.layers):
@@ -272,8 +271,7 @@ class TorchBackend(Component):
                 f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers "
                 f"of width {target.arch.hidden}"
             )
-        head = load_head(found.head) if found.head else None
-        return found, Drafter(found.shape, found.weights, target, found.vocab), head
+        return found, *ready(found, target)
 
 
 def _folder_name(text: str) -> str:

@@ -14,11 +14,10 @@ from typing import Self
 
 from adasim.real.checkpoint import Checkpoint
 from adasim.real.collect import Collector
-from adasim.real.draft import Drafter
+from adasim.real.draft import ready
 from adasim.real.engine import Engine
 from adasim.real.features import TOP
 from adasim.real.judge import Judge
-from adasim.real.length_head import load_head
 from adasim.real.opd import Opd
 from adasim.real.opd_process import Folder, roll_back
 from adasim.real.samples import ReplayBuffer, Sample, write_samples
@@ -175,8 +174,7 @@ class Distiller:
 
     def _use(self, engine: Engine, number: int, new: Checkpoint, start: float, kind: str, detail: str) -> None:
         """Swap the drafter between two rounds; what it took since ``start`` is the pause."""
-        head = load_head(new.head).to(self.target.device) if new.head else None
-        engine.reload(Drafter(new.shape, new.weights, self.target, new.vocab), head, number)
+        engine.reload(*ready(new, self.target), number)
         self._event(engine, kind, number, engine.clock() - start, detail)
 
     def _event(self, engine: Engine, kind: str, version: int, seconds: float, detail: str) -> None:

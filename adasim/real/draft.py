@@ -9,9 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from adasim.real.checkpoint import Checkpoint
 from adasim.real.drafter import DrafterShape, Weights
 from adasim.real.kv import KVCache, Span
 from adasim.real.layers import Linear, rms_norm, rotate
+from adasim.real.length_head import PaperHead, ReleasedHead, load_head
 from adasim.real.stack import Stack, positions
 from adasim.real.target import Target
 
@@ -78,3 +80,9 @@ class Drafter:
     def tokens(self, rows: Tensor) -> Tensor:
         """Token ids of draft-vocabulary rows."""
         return rows if self.vocab is None else self.vocab[rows]
+
+
+def ready(found: Checkpoint, target: Target) -> tuple[Drafter, PaperHead | ReleasedHead | None]:
+    """A checkpoint's drafter and length head (None: it has none), on the target's device."""
+    head = load_head(found.head).to(target.device) if found.head else None
+    return Drafter(found.shape, found.weights, target, found.vocab), head
