@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from adasim.calibration.alarm import Alarm  # noqa: E402
 from adasim.calibration.roofline import RooflineCost  # noqa: E402
 from adasim.errors import InputError  # noqa: E402
 from adasim.lengths import FixedLength  # noqa: E402
@@ -29,7 +30,7 @@ from adasim.real.opd import Opd  # noqa: E402
 from adasim.real.sampling import Forced  # noqa: E402
 from adasim.real.texts import read_prompts  # noqa: E402
 from adasim.real.weights import RANDOM  # noqa: E402
-from adasim.workload import Closed, Poisson  # noqa: E402
+from adasim.workload import Closed, Drift, DriftPoint, Poisson  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -129,3 +130,14 @@ def test_distillation_runs_beside_serving_and_keeps_its_versions(drafter: Path, 
 def test_distillation_needs_a_drafter_and_real_acceptance(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="opd"):
         TorchBackend(target="random-tiny", opd=Opd(), **fields)
+
+
+def test_an_alarm_watches_tau_and_the_shift_is_on_record(drafter: Path) -> None:
+    shift = Drift(kind="step", points=[DriftPoint(at=0, mix={"code": 1.0}), DriftPoint(at=6, mix={"chat": 1.0})])
+    load = Closed(concurrency=3, requests=12, output_len=FixedLength(tokens=12), domains=shift)
+    backend = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), alarm=Alarm())
+    records = backend.run(load, Head(), 0)
+    assert records.events["kind"].tolist() == ["watch", "drift"]
+    drift = records.events.iloc[1]
+    assert drift["detail"] == "mix chat 1"
+    assert drift["time_s"] == records.requests["arrival_s"].iloc[6]

@@ -8,6 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from adasim.calibration.rollback import Rollback  # noqa: E402
 from adasim.policies.fixed import Fixed  # noqa: E402
 from adasim.real.checkpoint import Checkpoint  # noqa: E402
 from adasim.real.distiller import Distiller  # noqa: E402
@@ -98,7 +99,7 @@ def tau(records: Records, version: int) -> float:
 
 
 def test_versions_come_from_the_trainer_and_accept_more(target: Target, tmp_path: Path) -> None:
-    opd = Opd(buffer=16, epochs=8, rate=3e-3, positions="text", rollback_rounds=50, keep="kept")
+    opd = Opd(buffer=16, epochs=8, rate=3e-3, positions="text", rollback=Rollback(requests=8), keep="kept")
     records, distiller = distil(target, fresh(head=True), tmp_path / "opd", opd, rounds=6)
     reloads = records.events[records.events["kind"] == "reload"]
     assert reloads["draft_version"].tolist() == [1, 2, 3][: len(reloads)]
@@ -138,12 +139,12 @@ def test_a_broken_trainer_leaves_serving_untouched_and_is_reported(
 
 
 def test_a_version_that_accepts_less_is_rolled_back(target: Target, trained: Checkpoint, tmp_path: Path) -> None:
-    opd = Opd(buffer=64, rollback_rounds=60)
+    opd = Opd(buffer=64, rollback=Rollback(requests=16))
     records, distiller = distil(target, trained, tmp_path, opd, rounds=14, how="degraded")
     events = records.events
     assert events["kind"].tolist()[:2] == ["reload", "rollback"]
     assert events["draft_version"].tolist()[:2] == [1, 0]
-    assert "ALARM: version 1 fell in" in events["detail"].iloc[1]
+    assert "ALARM: version 1: tau -" in events["detail"].iloc[1]
     assert tau(records, 1) < tau(records, 0) - 0.3
     assert records.steps["draft_version"].iloc[-1] == 0
     assert distiller.folder.base_version.read_text() == "0"
@@ -153,7 +154,7 @@ def test_the_real_trainer_goes_on_from_the_version_it_was_sent_back_to(
     target: Target, trained: Checkpoint, tmp_path: Path
 ) -> None:
     """A learning rate that ruins the drafter: what it made is rolled back and never built upon."""
-    opd = Opd(buffer=24, epochs=1, rate=1.0, rollback_rounds=60, keep="kept")
+    opd = Opd(buffer=24, epochs=1, rate=1.0, rollback=Rollback(requests=16), keep="kept")
     records, distiller = distil(target, trained, tmp_path, opd, rounds=16)
     used, bad = 0, set()
     for event in records.events.to_dict("records"):

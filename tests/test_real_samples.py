@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("torch")
 
 from adasim.real.features import TOP, Lesson
-from adasim.real.judge import Judge
 from adasim.real.samples import ReplayBuffer, Round, Sample, read_samples, write_samples
 from adasim.real.shards import Text, token_type
 
@@ -65,54 +64,3 @@ def test_the_buffer_is_bounded_counts_what_it_drops_and_is_handed_over_once() ->
     assert [s.lesson.text.index for s in buffer.take()] == [2, 3, 4]
     assert not buffer.full
     assert buffer.take() == []
-
-
-def served(version: int, accepted: list[int], index: int, domain: int = 0) -> Sample:
-    return sample(index, [Round(3 + i, 8, a, version) for i, a in enumerate(accepted)], domain)
-
-
-def test_tau_is_pooled_and_its_interval_is_that_of_requests() -> None:
-    judge = Judge(rounds=4)
-    judge.add(served(0, [1, 1], 0))
-    judge.add(served(0, [3, 3, 3, 3], 1))
-    found = judge.estimate(0, 0)
-    assert found is not None
-    assert found.tau == pytest.approx((2 + 2 + 4 * 4) / 6)
-    residuals = [4 - found.tau * 2, 16 - found.tau * 4]
-    error = (2 * sum(r**2 for r in residuals)) ** 0.5 / 6
-    assert found.half == pytest.approx(12.706 * error, rel=1e-3)  # t(0.975) with one degree of freedom
-
-
-def test_a_fall_is_found_once_and_only_in_its_domain() -> None:
-    rng = np.random.default_rng(0)
-    judge = Judge(rounds=500)
-    for i in range(60):
-        for version, domain, mean in ((0, 0, 3.0), (0, 1, 2.0), (1, 0, 2.0), (1, 1, 2.0)):
-            judge.add(served(version, rng.poisson(mean, 10).clip(0, 15).tolist(), 4 * i, domain))
-    falls = judge.falls(1, 0)
-    assert [f.domain for f in falls] == [0]
-    assert falls[0].before.tau - falls[0].now.tau == pytest.approx(1.0, abs=0.3)
-    assert judge.judged(1)
-    assert judge.falls(1, 0) == []
-
-
-def test_too_few_rounds_give_no_verdict() -> None:
-    judge = Judge(rounds=500)
-    judge.add(served(0, [9] * 400, 0))
-    judge.add(served(1, [0] * 400, 1))
-    assert judge.falls(1, 0) == []
-    assert not judge.judged(1)
-
-
-def test_equal_versions_are_seldom_called_worse() -> None:
-    """Both intervals together give a one-sided error of about 1 in 40."""
-    rng = np.random.default_rng(1)
-    falls = 0
-    for _ in range(300):
-        judge = Judge(rounds=100)
-        for i in range(20):
-            spread = rng.gamma(4, 0.5)  # requests differ
-            for version in (0, 1):
-                judge.add(served(version, rng.poisson(spread, 6).clip(0, 15).tolist(), i))
-        falls += bool(judge.falls(1, 0))
-    assert falls / 300 < 0.05

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from adasim.calibration.alarm import Alarm
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.files import is_file
@@ -28,7 +29,9 @@ from adasim.real.sampling import Forced, Sampling
 from adasim.real.texts import read_prompts
 from adasim.records import Records
 from adasim.serving.admission import Admission
+from adasim.serving.drift import drift_events
 from adasim.serving.kv import KvMemory
+from adasim.serving.monitor import Finished, Monitor
 from adasim.serving.recorder import Recorder
 from adasim.types import Component, EngineCaps, Request
 from adasim.workload import Workload
@@ -53,6 +56,7 @@ class TorchBackend(Component):
         forced: accept by decree, for profiling; marked in every record.
         cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
         opd: train the drafter while it serves, in a process of its own; null = it stays as it is.
+        alarm: watches tau; null = nobody does.
     """
 
     kind: Literal["torch"] = "torch"
@@ -73,6 +77,7 @@ class TorchBackend(Component):
     forced: Forced | None = None
     cost: AnyCost | None = None
     opd: Opd | None = None
+    alarm: Alarm | None = None
 
     @model_validator(mode="after")
     def _trainable(self) -> Self:
@@ -155,10 +160,10 @@ class TorchBackend(Component):
         encode, eos = self._tokenizer(target.arch.vocab)
         requests, prompts = self._requests(workload, seed, encode)
         self._check_lengths(requests, target.arch.max_context)
-        caps = self.caps()
+        caps, domains = self.caps(), workload.domain_names
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
-        recorder = Recorder(workload.domain_names, caps.block)
-        with self._distiller(start, target, workload.domain_names, _folder_name(f"{policy.label}-{seed}")) as distiller:
+        recorder = Recorder(domains, caps.block)
+        with self._distiller(start, target, domains, _folder_name(f"{policy.label}-{seed}")) as distiller:
             began = time.perf_counter()
             engine = Engine(
                 target,
@@ -178,7 +183,13 @@ class TorchBackend(Component):
                 full_verify_share=self.opd.full_verify_share if self.opd else 0.0,
                 clock=lambda: time.perf_counter() - began,
             )
-            _play(engine, workload, requests, (lambda: distiller.poll(engine)) if distiller else _nothing)
+            lives, events = admission.lives, recorder.events
+            monitor = Monitor(self.alarm, domains, lambda: recorder.draft_version, events) if self.alarm else None
+            watch = (lambda i: monitor.on_finish(Finished.of(lives, i))) if monitor else _nothing
+            _play(engine, workload, requests, watch, (lambda: distiller.poll(engine)) if distiller else _nothing)
+        if distiller is not None or monitor is not None:
+            recorder.events += drift_events(workload, requests, admission.lives)
+            recorder.events.sort(key=lambda event: event.time_s)
         records = recorder.records(admission.lives)
         if self.forced is not None:
             records.notes.append(f"acceptance was forced to {self.forced.lengths}: the text means nothing")
@@ -278,14 +289,22 @@ def _folder_name(text: str) -> str:
     return re.sub(r"[^\w.=-]+", "-", text)
 
 
-def _nothing() -> None:
-    """Between steps, without a trainer."""
+def _nothing(*_: object) -> None:
+    """Without a trainer, or an alarm."""
 
 
-def _play(engine: Any, workload: Workload, requests: list[Request], between: Callable[[], None]) -> None:
+def _play(
+    engine: Any,
+    workload: Workload,
+    requests: list[Request],
+    watch: Callable[[int], None],
+    between: Callable[[], None],
+) -> None:
     """Send requests as the workload says and run the engine until the last one it waits for has finished.
 
-    Args: between: called after every step.
+    Args:
+        watch: called with every request that finished.
+        between: called after every step.
     """
     admission, sent, finished = engine.admission, 0, 0
     clients, drain = workload.clients, getattr(workload, "drain", True)
@@ -305,7 +324,10 @@ def _play(engine: Any, workload: Workload, requests: list[Request], between: Cal
         if not len(admission.batch) and not admission.queue:
             time.sleep(max(requests[sent].arrival_s - engine.clock(), 0.0))
             continue
-        done = len(engine.step())
+        left = engine.step()
+        for index in left:
+            watch(index)
+        done = len(left)
         between()
         finished += done
         if clients is not None:

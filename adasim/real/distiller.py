@@ -12,12 +12,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from adasim.calibration.rollback import Change
 from adasim.real.checkpoint import Checkpoint
 from adasim.real.collect import Collector
 from adasim.real.draft import ready
 from adasim.real.engine import Engine
 from adasim.real.features import TOP
-from adasim.real.judge import Judge
 from adasim.real.opd import Opd
 from adasim.real.opd_process import Folder, roll_back
 from adasim.real.samples import ReplayBuffer, Sample, write_samples
@@ -25,6 +25,7 @@ from adasim.real.sampling import Sampling
 from adasim.real.target import Target
 from adasim.real.versions import Version
 from adasim.records import EventRecord
+from adasim.serving.judge import Judge
 
 END_S = 3.0  # a trainer that is asked to end gets so long
 
@@ -47,7 +48,8 @@ class Distiller:
         check_s: float = 0.25,
     ) -> None:  # fmt: skip
         self.opd, self.start, self.target, self.domains = opd, start, target, domains
-        self.buffer, self.judge = ReplayBuffer(opd.buffer), Judge(opd.rollback_rounds)
+        self.buffer, self.judge = ReplayBuffer(opd.buffer), Judge(opd.rollback)
+        self._worse: Change | None = None  # what the version in use changed, when it must go
         self.collector = Collector(self._take, opd.max_tokens, rejected=opd.positions == "all")
         self.folder = Folder(root)
         self.folder.prepare(opd, sampling, start, target, name, domains)
@@ -55,7 +57,7 @@ class Distiller:
         self.process: subprocess.Popen[bytes] | None = None
         self.failed = ""  # why the trainer is gone
         self.current = 0
-        self.before: int | None = None  # the version that ``current`` is judged against
+        self.before = 0  # the version that ``current`` is judged against
         self._bad: set[int] = set()  # rolled back, or trained from what was
         self.train_s = 0.0
         self.sent, self._seen, self._looked = 0, 0, 0.0
@@ -73,6 +75,7 @@ class Distiller:
 
     def poll(self, engine: Engine) -> None:
         """Between two rounds: hand samples over, see how the trainer does, take or give back a version."""
+        self.judge.see(engine.batch.request)
         now = time.monotonic()
         if now - self._looked < self.check_s:
             return
@@ -81,8 +84,9 @@ class Distiller:
         if self.buffer.full and not self.failed and self._trained(self.sent):
             self.sent += 1
             write_samples(self.folder.buffers / f"{self.sent:06d}.npz", self.buffer.take())
-        self._judge(engine)
-        if self.before is None or self.judge.judged(self.current):
+        if self._worse is not None:
+            self._go_back(engine, self._worse)
+        if not self.judge.waiting:
             self._update(engine)
 
     def wait(self, engine: Engine, seconds: float) -> bool:
@@ -108,7 +112,10 @@ class Distiller:
 
     def _take(self, sample: Sample) -> None:
         self.buffer.add(sample)
-        self.judge.add(sample)
+        if sample.rounds:
+            text, accepted = sample.lesson.text, [r.accepted for r in sample.rounds]
+            tau = 1 + sum(accepted) / len(accepted)
+            self._worse = self.judge.finish(text.index, text.domain, tau) or self._worse
 
     def _trained(self, buffer: int) -> bool:
         """Whether the trainer has finished with a buffer."""
@@ -154,23 +161,20 @@ class Distiller:
             self._use(engine, found.number, found.checkpoint, start, "reload", _told(found))
             self.train_s += float(found.manifest.get("train_s", 0.0))
             self.before, self.current = self.current, found.number
+            self.judge.begin(self.current, self.before)
             if self.opd.keep is None:
                 self.folder.versions.prune(self.before)
 
-    def _judge(self, engine: Engine) -> None:
-        """Go back to the version before when this one accepts less."""
-        falls = [] if self.before is None else self.judge.falls(self.current, self.before)
-        if self.before is None or not falls:
-            return
-        start, bad = engine.clock(), self.current
+    def _go_back(self, engine: Engine, worse: Change) -> None:
+        """Return to the version before: this one accepts less."""
+        start, bad, self._worse = engine.clock(), self.current, None
         self._bad.add(bad)
         good = self.folder.versions.load(self.before, self.start.shape) if self.before else None
         checkpoint = good.checkpoint if isinstance(good, Version) else self.start
-        self.current, self.before = (self.before if isinstance(good, Version) else 0), None
+        self.current = self.before if isinstance(good, Version) else 0
         roll_back(self.folder, self.current)
-        told = ", ".join(f"{self.domains[f.domain]}: tau {f.now.tau:.3f} +- {f.now.half:.3f} after "
-                         f"{f.before.tau:.3f} +- {f.before.half:.3f}" for f in falls)  # fmt: skip
-        self._use(engine, self.current, checkpoint, start, "rollback", f"ALARM: version {bad} fell in {told}")
+        told = f"ALARM: version {bad}: tau {worse.tau:+.3f} ± {worse.half_width:.3f} against the version before"
+        self._use(engine, self.current, checkpoint, start, "rollback", told)
 
     def _use(self, engine: Engine, number: int, new: Checkpoint, start: float, kind: str, detail: str) -> None:
         """Swap the drafter between two rounds; what it took since ``start`` is the pause."""

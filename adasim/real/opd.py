@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from adasim.calibration.rollback import Rollback
 from adasim.real.losses import AnyLoss, ClippedReverseKl
 from adasim.types import Component
 
@@ -32,7 +33,7 @@ class Opd(Component):
         full_verify_share: rounds that verify their whole block so that the head sees where acceptance ends.
         teacher: "rerun" labels ``rerun_blocks`` more full blocks of each request in the trainer, by running the
             target over drafts of the drafter being trained; costs trainer time.
-        rollback_rounds: rounds in a domain after which a version is judged against the one before.
+        rollback: when a version is judged against the one before, and goes; null = never.
         cores: CPUs the trainer may use; null = any.
         hang_s: a trainer that shows no life for so long is stopped.
         keep: folder that keeps the versions of each run; null = they are discarded at its end.
@@ -52,7 +53,7 @@ class Opd(Component):
     full_verify_share: float = Field(default=0.05, ge=0, le=1)
     teacher: Literal["none", "rerun"] = "none"
     rerun_blocks: int = Field(default=4, ge=1)
-    rollback_rounds: int = Field(default=500, ge=2)
+    rollback: Rollback | None = Rollback()
     seed: int = 0
     threads: int = Field(default=1, ge=1)
     cores: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | None = None

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal, Self
 
-import numpy as np
 import simpy
 from pydantic import Field, PrivateAttr, model_validator
 
@@ -21,18 +20,19 @@ from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
-from adasim.records import EventRecord, Records, VersionRecord, frame
+from adasim.records import Records, VersionRecord, frame
 from adasim.serving.admission import Admission
+from adasim.serving.drift import drift_events
 from adasim.serving.kv import KvMemory
-from adasim.serving.lives import DROPPED, RUNNING, Lives
+from adasim.serving.lives import RUNNING
+from adasim.serving.monitor import Finished, Monitor
 from adasim.serving.predictor import LengthPredictor
 from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
 from adasim.simulator.learning import Learning
-from adasim.simulator.monitor import Finished, Monitor
 from adasim.simulator.trainer import Trainer
 from adasim.types import Component, EngineCaps, Request
-from adasim.workload import Closed, Drift, Workload
+from adasim.workload import Closed, Workload
 
 
 class SimBackend(Component):
@@ -243,7 +243,7 @@ class SimBackend(Component):
         env.run(until=source.over)
         lives = admission.lives
         if trainer is not None or monitor is not None:
-            recorder.events += _drifts(workload, requests, lives)
+            recorder.events += drift_events(workload, requests, lives)
             recorder.events.sort(key=lambda event: event.time_s)
         running = (lives.status == RUNNING) & (lives.rounds > 0)
         lives.draft_version[running] = recorder.draft_version
@@ -271,30 +271,6 @@ def _context_tokens(admission: Admission) -> int:
     return int(admission.batch.context.sum())
 
 
-def _finished(admission: Admission, index: int) -> Finished:
-    """A request that has just left."""
-    lives = admission.lives
-    of = lives.domain, lives.context, lives.rounds, lives.accepted
-    domain, tokens, rounds, accepted = (int(column[index]) for column in of)
-    return Finished(index, domain, tokens, rounds, accepted, float(lives.finish_s[index]))
-
-
-def _drifts(workload: Workload, requests: list[Request], lives: Lives) -> list[EventRecord]:
-    """When the workload's mix began to change: at its drift points after the first, if they were reached."""
-    if not isinstance(workload.domains, Drift) or workload.domains.kind == "periodic":
-        return []
-    events = []
-    progress = np.array([i if workload.clients is not None else r.arrival_s for i, r in enumerate(requests)])
-    for point in workload.domains.points[1:]:
-        after = (progress >= point.at) & (lives.status != DROPPED)
-        if after.any():
-            at_s = float(lives.arrival_s[after].min())
-            finished = int(np.count_nonzero(lives.finish_s <= at_s))
-            mix = ", ".join(f"{name} {weight:g}" for name, weight in sorted(point.mix.items()) if weight)
-            events.append(EventRecord(at_s, "drift", 0, 0.0, f"mix {mix}", finished=finished))
-    return events
-
-
 class _Source:
     """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
 
@@ -317,7 +293,7 @@ class _Source:
         self.finished += 1
         self.admission.lives.draft_version[index] = self.engine.recorder.draft_version
         for watch in self.watchers:
-            watch(_finished(self.admission, index))
+            watch(Finished.of(self.admission.lives, index))
         if self.clients is not None:
             self._send()
         if self.finished == len(self.requests):

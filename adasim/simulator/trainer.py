@@ -11,10 +11,10 @@ import simpy
 from adasim.calibration.rollback import Change
 from adasim.calibration.versioned import VersionedLuck
 from adasim.records import EventRecord, VersionRecord
+from adasim.serving.judge import Judge
+from adasim.serving.monitor import Finished
 from adasim.simulator.head_labels import HeadLabels
-from adasim.simulator.judge import Judge
 from adasim.simulator.learning import Buffer, Learning, Lesson
-from adasim.simulator.monitor import Finished
 from adasim.simulator.trainer_gpu import OwnGpus, SharedGpu
 from adasim.types import FloatArray, IntArray, StepSeconds
 
@@ -69,7 +69,7 @@ class Trainer:
         self.context_tokens = context_tokens
         shared = learning.shared
         self.gpu = SharedGpu(env, shared) if shared is not None else OwnGpus(env, learning.trainer_gpus)
-        self.judge = Judge(learning.rollback if learning.trains else None, requests)
+        self.judge = Judge(learning.rollback if learning.trains else None)
         self.buffer, self.events = Buffer(learning.buffer), events
         nothing = Lesson(0.0, np.zeros(len(domains)), 0, 0, 0)
         self.in_use = Version(0, 0, nothing, np.ones(len(domains)), luck.level(), luck.bias, "in use", loaded_s=0.0)

@@ -1,7 +1,5 @@
 """Judges drafter versions by the requests that begin under them."""
 
-import numpy as np
-
 from adasim.calibration.rollback import Change, Rollback, Served
 from adasim.types import IntArray
 
@@ -9,19 +7,17 @@ from adasim.types import IntArray
 class Judge:
     """Follows the cohort of the version in use: its first requests, until all have finished.
 
-    Args:
-        rule: when to go back; None = no version is ever judged, or waited for.
-        requests: of the whole run.
+    Args: rule: when to go back; None = no version is ever judged, or waited for.
     """
 
-    def __init__(self, rule: Rollback | None, requests: int) -> None:
+    def __init__(self, rule: Rollback | None) -> None:
         self.rule = rule
         self.waiting = False  # for the cohort of the version in use
         self._served: dict[int, Served] = {}
         self._version, self._before = 0, 0
         self._cohort: set[int] = set()
         self._places = 0
-        self._seen = np.zeros(requests, dtype=bool)
+        self._seen: set[int] = set()
         self.begin(0, 0)
 
     def begin(self, version: int, before: int) -> None:
@@ -35,11 +31,10 @@ class Judge:
         """These requests, [n], have a round: those that are new join the cohort while it has places."""
         if self.rule is None:
             return
-        if self._places:
-            new = requests[~self._seen[requests]][: self._places].tolist()
-            self._cohort.update(new)
-            self._places -= len(new)
-        self._seen[requests] = True
+        new = [r for r in requests.tolist() if r not in self._seen]
+        self._seen.update(new)
+        self._cohort.update(new[: self._places])
+        self._places -= len(new[: self._places])
 
     def finish(self, request: int, domain: int, tau: float) -> Change | None:
         """A request is done, with so many tokens per round; says by how much the version is worse when it must go."""

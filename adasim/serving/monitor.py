@@ -1,10 +1,11 @@
 """Watches the tau of finished requests and notes when it has moved."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from adasim.calibration.alarm import Alarm
 from adasim.records import EventRecord
+from adasim.serving.lives import Lives
 
 ALL = -1
 
@@ -18,6 +19,13 @@ class Finished(NamedTuple):
     rounds: int
     accepted: int  # drafts, what its end cut off included
     finish_s: float
+
+    @classmethod
+    def of(cls, lives: Lives, index: int) -> Self:
+        """A request that has just left."""
+        columns = lives.domain, lives.context, lives.rounds, lives.accepted
+        domain, tokens, rounds, accepted = (int(column[index]) for column in columns)
+        return cls(index, domain, tokens, rounds, accepted, float(lives.finish_s[index]))
 
     @property
     def tau(self) -> float:
