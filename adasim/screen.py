@@ -23,8 +23,8 @@ from adasim.files import to_json
 if TYPE_CHECKING:
     import pandas as pd
 
+    from adasim.page import Story
     from adasim.plan import Plan
-    from adasim.report import Story
     from adasim.tables import Tables
 
 
@@ -55,6 +55,7 @@ def progress_bar(total: int, done: int, *, quiet: bool, what: str = "trials") ->
 def show_tables(story: "Story", tables: "Tables", out: Path) -> None:
     """The answer and one summary table."""
     from adasim import report  # brings the plotting stack
+    from adasim.shown_tables import SUMMARY
     from adasim.tables import RATIO
 
     console = Console(width=None if sys.stdout.isatty() else 140)
@@ -63,7 +64,7 @@ def show_tables(story: "Story", tables: "Tables", out: Path) -> None:
     metrics += ["goodput_rps"] if story.goodput else []
     grouped = {a.label for a in story.design.arms if a.group}
     shown = tables.summary[~tables.summary["policy"].isin(grouped)]
-    table = Table("policy", *(p.rsplit(".", 1)[-1] for p in story.design.point), *(report.SUMMARY[m] for m in metrics))
+    table = Table("policy", *(p.rsplit(".", 1)[-1] for p in story.design.point), *(SUMMARY[m] for m in metrics))
     for i in range(1, len(table.columns)):
         table.columns[i].justify = "right"
     for policy, rows in shown.groupby("policy", sort=False):

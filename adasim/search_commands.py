@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from adasim.executors import Executor
+    from adasim.page import Story
     from adasim.plan import Plan
-    from adasim.report import Story
     from adasim.search import Tune
     from adasim.session import Session
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from adasim.calibration.adjust import Adjust
 from adasim.figures import MAX_TIME_PANELS, png
-from adasim.report import Page, Story, Table, short, write_page
+from adasim.page import Page, Story, Table, short, write_page
 from adasim.sensitivity import FLIPS, HOLDS, UNSURE, break_even
 from adasim.statistics import CONFIDENCE
 from adasim.tables import MATERIAL

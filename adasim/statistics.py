@@ -91,14 +91,6 @@ def _fieller(a: FloatArray, b: FloatArray, confidence: float) -> Interval:
     return Interval(ratio, middle - width, middle + width)
 
 
-def batch_means(series: FloatArray, batches: int = BATCHES) -> FloatArray:
-    """Means of ``batches`` stretches of a series, of equal length; the first values that fill none are left out."""
-    size = len(series) // batches
-    if not size:
-        return series
-    return series[len(series) - size * batches :].reshape(batches, size).mean(axis=1)
-
-
 def mser5(series: FloatArray) -> int | None:
     """How many observations at the start of a run are warm-up: White's rule MSER-5 (1997).
 

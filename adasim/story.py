@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from adasim.page import ReferenceStory, Story
 from adasim.plan import Plan
-from adasim.report import ReferenceStory, Story
 from adasim.scenario import Scenario
 from adasim.tables import GOODPUT, TPOT, Arm, Design, Role
 from adasim.types import Component

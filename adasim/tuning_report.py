@@ -11,8 +11,9 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from adasim.figures import png
-from adasim.report import SUMMARY, Page, Story, Table, number, short, write_page
+from adasim.page import Page, Story, Table, number, short, write_page
 from adasim.search import METRICS, Tune
+from adasim.shown_tables import SUMMARY
 from adasim.statistics import CONFIDENCE, simultaneous
 from adasim.tables import MATERIAL, Goal
 from adasim.tuning import ALIKE, BEST, FAILED, NEAR, OVER, Point, Standing

@@ -27,11 +27,6 @@ class Arch:
     tied: bool = True
     max_context: int = 8192
 
-    @property
-    def qkv_rows(self) -> int:
-        """Rows of the fused query-key-value projection."""
-        return (self.heads + 2 * self.kv_heads) * self.head_dim
-
 
 class Linear:
     """``x @ W.T`` for inference; on a CPU the weight is laid out once for oneDNN (2x faster at few rows)."""
