@@ -4,6 +4,9 @@ from inspect import getdoc
 from typing import Any, get_args
 
 from adasim.calibration.acceptance import AnyAcceptance
+from adasim.calibration.adjust import Adjust
+from adasim.calibration.alarm import Alarm
+from adasim.calibration.parallel import Parallel
 from adasim.calibration.profile import Profile
 from adasim.calibration.profile import packaged as packaged_profiles
 from adasim.calibration.roofline import AnyCost
@@ -15,6 +18,10 @@ from adasim.lengths import AnyLength
 from adasim.policies import AnyPolicy
 from adasim.policies.scheduler import AnyScheduler
 from adasim.scenario import packaged as packaged_scenarios
+from adasim.serving.kv import KvMemory
+from adasim.serving.predictor import LengthPredictor
+from adasim.simulator.learning import Learning
+from adasim.simulator.prefill_pool import Disaggregation
 from adasim.types import Component
 from adasim.workload import AnyWorkload
 
@@ -28,6 +35,16 @@ UNIONS: dict[str, Any] = {
     "curves": AnyCurve,
 }
 
+PARTS: dict[str, type[Component]] = {  # of a simulated backend, beside the unions
+    "kv": KvMemory,
+    "parallel": Parallel,
+    "disaggregation": Disaggregation,
+    "predictor": LengthPredictor,
+    "learning": Learning,
+    "alarm": Alarm,
+    "adjust": Adjust,
+}
+
 
 def catalogue(what: str) -> list[dict[str, str]]:
     """Rows to show for a kind of thing.
@@ -36,7 +53,10 @@ def catalogue(what: str) -> list[dict[str, str]]:
         InputError: unknown kind.
     """
     if what in UNIONS:
-        return [_kind(k) for k in get_args(get_args(UNIONS[what])[0])]
+        kinds = get_args(get_args(UNIONS[what])[0])
+        return [{"kind": str(k.model_fields["kind"].default), **_row(k)} for k in kinds]
+    if what == "parts":
+        return [{"backend": name, **_row(part)} for name, part in PARTS.items()]
     if what == "scenarios":
         return [{"scenario": p.stem, "title": str(load_yaml(p).get("title", ""))} for p in packaged_scenarios()]
     if what == "profiles":
@@ -53,18 +73,17 @@ def catalogue(what: str) -> list[dict[str, str]]:
     if what in {"hardware", "models"}:
         named: dict[str, Component] = {**(HARDWARE if what == "hardware" else MODELS)}
         return [{"name": n, "spec": ", ".join(f"{k} {v:g}" for k, v in c.model_dump().items())} for n, c in named.items()]
-    allowed = ", ".join(["scenarios", "profiles", *UNIONS, "hardware", "models"])
+    allowed = ", ".join(["scenarios", "profiles", *UNIONS, "parts", "hardware", "models"])
     raise InputError(f"list: unknown {what!r}; allowed: {allowed}")
 
 
-def _kind(kind: type[Component]) -> dict[str, str]:
+def _row(kind: type[Component]) -> dict[str, str]:
     fields = {n: f for n, f in kind.model_fields.items() if n not in {"kind", "name"}}
     shown = (
         f"{n}" if f.is_required() else f"{n}={_default(f.get_default(call_default_factory=True))}"
         for n, f in fields.items()
     )
     return {
-        "kind": str(kind.model_fields["kind"].default),
         "what it does": (getdoc(kind) or "").split("\n\n")[0].replace("\n", " "),
         "fields": ", ".join(shown),
     }

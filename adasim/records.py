@@ -97,6 +97,16 @@ class VersionRecord(NamedTuple):
     head_bias: float  # tokens that its length head reports too much
 
 
+class PrefillRecord(NamedTuple):
+    """One prompt in a pool of prefill engines."""
+
+    request: int
+    engine: int
+    start_s: float  # of the prefill it was part of
+    end_s: float
+    landed_s: float  # its KV cache has been sent: the first token
+
+
 class EventRecord(NamedTuple):
     """Something rare that a report must tell: a drafter was published, loaded, refused or rolled back, tau moved."""
 
@@ -121,10 +131,11 @@ class Records:
     last_arrival_s: float
     notes: list[str] = field(default_factory=list)  # what a report must say: extrapolations, estimates
     versions: "pd.DataFrame | None" = None  # VersionRecord columns, where the drafter learns
+    prefills: "pd.DataFrame | None" = None  # PrefillRecord columns, where prefill is disaggregated
 
     def write(self, folder: Path) -> None:
         """One Parquet file a table, the same bytes for the same records."""
-        for name in ("steps", "requests", "blocks", "gaps", "events", "versions"):
+        for name in ("steps", "requests", "blocks", "gaps", "events", "versions", "prefills"):
             table = getattr(self, name)
             if table is not None:
                 table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")

@@ -7,8 +7,9 @@ from pydantic import Field, PrivateAttr
 from adasim.calibration.acceptance import AcceptanceModel, CurveAcceptance
 from adasim.calibration.cost import CostModel, Overhead
 from adasim.calibration.luck import HeadQuality
+from adasim.calibration.parallel import Load
 from adasim.errors import InputError
-from adasim.types import Component
+from adasim.types import Component, StepSeconds
 
 Factor = Annotated[float, Field(gt=0, le=100)]
 Share = Annotated[float, Field(ge=0, lt=1)]
@@ -101,6 +102,12 @@ class ScaledCost(CostModel):
     def prefill_s(self, tokens: int, context: float, verified: int) -> float:
         """See :meth:`CostModel.prefill_s`."""
         return self.factors.prefill * self._inner.prefill_s(tokens, context, verified)
+
+    def padding(self, slowest: Load, everybody: Load, longest_draft: int) -> StepSeconds:
+        """See :meth:`CostModel.padding`."""
+        of, part = self.factors, self._inner.padding(slowest, everybody, longest_draft)
+        overhead = part.overhead * of.overhead
+        return StepSeconds(part.draft * of.draft, part.verify * of.verify, overhead, part.prefill * of.prefill)
 
     def check_batches(self, smallest: int, largest: int | None) -> None:
         """See :meth:`CostModel.check_batches`."""

@@ -9,6 +9,7 @@ import pandas as pd
 from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.grid import Grid
+from adasim.calibration.parallel import Load, MeasuredOn
 from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
 from adasim.types import Component, StepSeconds
@@ -187,6 +188,18 @@ class CostModel(Component, ABC):
     def prefill_s(self, tokens: int, context: float, verified: int) -> float:
         """Extra seconds of ``tokens`` prefill tokens in a step that also verifies ``verified`` tokens."""
 
+    def padding(self, slowest: Load, everybody: Load, longest_draft: int) -> StepSeconds:
+        """Seconds to add (at most 0) to a step priced as if every attention rank did what the slowest does.
+
+        Nothing, where only balanced ranks were measured.
+
+        Args:
+            slowest: maxima over the ranks.
+            everybody: sums over the ranks.
+            longest_draft: of the round, tokens.
+        """
+        return StepSeconds()
+
     @property
     def notes(self) -> list[str]:
         """What a report must say about this model, after a run."""
@@ -198,11 +211,13 @@ class TableCost(CostModel):
 
     The CSV has the columns ``batch``, ``tokens`` (of the whole batch) or ``tokens_per_request``, optionally
     ``context``, and ``ms``; every combination must be there. Outside it is an error, unless ``extrapolate``:
-    then the last two points go on, and the report says how often and how far.
+    then the last two points go on, and the report says how often and how far. ``measured_on`` tells the
+    parallelism of the engine that was measured; with dp > 1 times are over what one of balanced ranks does.
     """
 
     kind: Literal["table"] = "table"
     verify: str
+    measured_on: MeasuredOn | None = None
     extrapolate: bool = False
     draft: LinearDraft = LinearDraft()
     prefill: LinearPrefill = LinearPrefill()

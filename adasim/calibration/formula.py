@@ -6,6 +6,7 @@ from pydantic import Field
 
 from adasim.calibration.cost import LinearDraft, LinearPrefill, Ms
 from adasim.calibration.fitted import FittedCost
+from adasim.calibration.parallel import MeasuredOn
 
 
 class FormulaCost(FittedCost):
@@ -14,10 +15,11 @@ class FormulaCost(FittedCost):
     The last term is a mixture of experts: every token touches the share ``expert_share`` of them, and the weights of
     all that any token touched are read once. With independent tokens the share is top_experts / experts; neighbouring
     tokens route alike, so a fitted share is smaller. Per request: KV reads and host work. Context is not a term:
-    good for the context it was fitted at.
+    good for the context it was fitted at. ``measured_on``: see :class:`~adasim.calibration.cost.TableCost`.
     """
 
     kind: Literal["formula"] = "formula"
+    measured_on: MeasuredOn | None = None
     base_ms: Ms = 0.0
     per_request_ms: Ms = 0.0
     per_token_ms: Ms = 0.0

@@ -8,9 +8,12 @@ from pydantic import Field, PrivateAttr, model_validator
 from adasim.calibration.cost import LinearDraft, Ms, TableCost
 from adasim.calibration.fitted import FittedCost
 from adasim.calibration.formula import FormulaCost
+from adasim.calibration.parallel import Load, Parallel
 from adasim.calibration.specs import MODELS, Hardware, ModelSpec, hardware
 from adasim.errors import InputError
-from adasim.types import Component
+from adasim.types import Component, StepSeconds
+
+ACTIVATION_BYTES = 2  # bf16, whatever the weights are kept in
 
 
 class LayersDraft(Component):
@@ -44,6 +47,10 @@ class RooflineCost(FittedCost):
     ``memory_efficiency`` and ``compute_efficiency`` scale the peaks; ``launch_ms`` is paid by every pass,
     ``per_request_ms`` by the target's (sampling and other host work). A mixture of experts reads
     E (1 - (1 - e/E)^t) experts for t tokens. ``calibration.speedups`` fits it to published speed-ups.
+
+    On several GPUs (``on``) each holds its share of weights, experts and KV heads, evenly used. Per layer two ring
+    all-reduces move the tokens' hidden states; between data-parallel attention and MLPs it is an all-gather and a
+    reduce-scatter of the tokens of all ranks, as engines do by default. The logits are gathered. Nothing overlaps.
     """
 
     kind: Literal["roofline"] = "roofline"
@@ -56,6 +63,7 @@ class RooflineCost(FittedCost):
     draft: AnyDraft = LayersDraft()
     _hardware: Hardware = PrivateAttr()
     _model: ModelSpec = PrivateAttr()
+    _parallel: Parallel = PrivateAttr(default_factory=Parallel)
 
     @model_validator(mode="after")
     def _look_up(self) -> Self:
@@ -74,7 +82,7 @@ class RooflineCost(FittedCost):
     def _pass_s(
         self, batch: int, tokens: int, context: float, layers: int, head_tokens: int, vocabulary: int | None = None
     ) -> float:
-        bandwidth, flops, kv_bytes_per_layer, heads, head_dim, launch_s = self._constants
+        bandwidth, flops, kv_bytes_per_layer, heads, head_dim, launch_s = self._constants  # of one GPU
         key = (tokens, layers, head_tokens, vocabulary)
         linear_s = self._linear.get(key)
         if linear_s is None:
@@ -84,21 +92,134 @@ class RooflineCost(FittedCost):
         return linear_s + max(kv_bytes / bandwidth, attention / flops) + launch_s
 
     def _linear_s(self, tokens: int, layers: int, head_tokens: int, vocabulary: int | None) -> float:
-        m, (bandwidth, flops, *_) = self._model, self._constants
+        """Linear layers over ``tokens`` of a rank, and the collectives between them."""
+        m, p, (bandwidth, flops, *_) = self._model, self._parallel, self._constants
+        collectives_s = self._collectives_s(tokens, layers, head_tokens, vocabulary)
+        if p.dp > 1:
+            weights, work = layers * m.attention_params_on(p.tp), 2 * layers * m.attention_params * tokens / p.tp
+            attention_s = max(weights * m.bytes_per_param / bandwidth, work / flops)
+            return attention_s + self._shared_s(p.dp * tokens, layers, p.dp * head_tokens, vocabulary) + collectives_s
         head_params = m.hidden * (vocabulary or m.vocabulary)
-        weights = layers * m.layer_params_read(tokens) + head_params
-        work = 2 * (layers * m.layer_params_active * tokens + head_params * head_tokens)
+        mlp_params = m.mlp_params * m.mlps_touched(tokens) / p.tp
+        weights = layers * (m.attention_params_on(p.tp) + mlp_params) + head_params / p.tp
+        work = 2 * (layers * m.layer_params_active * tokens + head_params * head_tokens) / p.tp
+        return max(weights * m.bytes_per_param / bandwidth, work / flops) + collectives_s
+
+    def _shared_s(self, tokens: int, layers: int, head_tokens: int, vocabulary: int | None = None) -> float:
+        """MLPs and LM head, which all GPUs share, over ``tokens`` of all ranks."""
+        m, gpus, (bandwidth, flops, *_) = self._model, self._parallel.gpus, self._constants
+        head_params = m.hidden * (vocabulary or m.vocabulary)
+        weights = (layers * m.mlp_params * m.mlps_touched(tokens) + head_params) / gpus
+        active = layers * m.mlp_params * max(m.top_experts, 1)
+        work = 2 * (active * tokens + head_params * head_tokens) / gpus
         return max(weights * m.bytes_per_param / bandwidth, work / flops)
+
+    def _collectives_s(self, tokens: int, layers: int, head_tokens: int, vocabulary: int | None) -> float:
+        m, p = self._model, self._parallel
+        if p.gpus == 1:
+            return 0.0
+        latency_s, per_byte_s = p.collective_us / 1e6, 1 / self._link_bytes_per_s
+        hidden_s = tokens * m.hidden * ACTIVATION_BYTES * per_byte_s
+        all_reduce_s = 2 * (p.tp - 1) / p.tp * hidden_s + latency_s if p.tp > 1 else 0.0
+        exchange_s = 2 * ((p.gpus - 1) / p.gpus * p.dp * hidden_s + latency_s) if p.dp > 1 else all_reduce_s
+        logits = p.dp * head_tokens * (vocabulary or m.vocabulary) * ACTIVATION_BYTES
+        logits_s = (p.gpus - 1) / p.gpus * logits * per_byte_s + latency_s
+        return layers * (all_reduce_s + exchange_s) + logits_s
+
+    @cached_property
+    def _link_bytes_per_s(self) -> float:
+        given, peak = self._parallel.link_gb_s, self._hardware.link_gb_s
+        if given is None and peak is None:
+            raise InputError("parallel.link_gb_s: unknown for this hardware; give it here or as hardware.link_gb_s")
+        return 1e9 * (given or 0.8 * (peak or 0.0))
+
+    def on(self, parallel: Parallel) -> Self:
+        """The same model on several GPUs; arguments of its methods are then those of one attention rank.
+
+        Raises:
+            InputError: the model cannot be divided like that, or does not fit the GPUs' memory.
+        """
+        if parallel.assume is not None:
+            raise InputError("parallel.assume has no effect on a roofline, which computes what parallelism does")
+        self._model.check_split(parallel.tp, parallel.gpus)
+        copy = self.model_copy()
+        copy._parallel = parallel
+        if parallel.gpus > 1:
+            copy._link_bytes_per_s  # noqa: B018 - refuses an unknown link now rather than in a run
+        memory, weights = self._hardware.memory_gib, copy.weight_bytes(drafter_loaded=False)
+        if memory is not None and weights > memory * 2**30:
+            raise InputError(
+                f"parallel: {parallel} leaves {weights / 2**30:.0f} GiB of weights on every GPU, which has {memory:g} GiB"
+            )
+        return copy
+
+    def weight_bytes(self, *, drafter_loaded: bool) -> float:
+        """Weights on each GPU: layers, embedding, LM head, and the drafter's layers."""
+        m, p, draft = self._model, self._parallel, self.draft
+        layers = m.layers + (draft.layers if drafter_loaded and isinstance(draft, LayersDraft) else 0)
+        per_layer = m.attention_params_on(p.tp) + m.mlp_params * max(m.experts, 1) / p.gpus
+        return m.bytes_per_param * (layers * per_layer + 2 * m.head_params / p.gpus)
+
+    def kv_bytes_per_token(self, *, drafter_loaded: bool) -> float:
+        """KV cache of one token, copies on further GPUs not counted; drafters keep one of the context too."""
+        draft = self.draft
+        layers = self._model.layers + (draft.layers if drafter_loaded and isinstance(draft, LayersDraft) else 0)
+        return layers * self._model.kv_bytes_per_layer
+
+    def kv_tokens(self, memory_fraction: float, *, drafter_loaded: bool) -> int:
+        """Tokens whose KV cache a rank holds, when weights and KV cache together fill a share of each GPU's memory.
+
+        Raises:
+            InputError: the memory's size is unknown, or the weights leave no room.
+        """
+        memory_gib = self._hardware.memory_gib
+        if memory_gib is None:
+            raise InputError("memory_fraction: hardware.memory_gib is unknown; give it, or kv.blocks instead")
+        weights = self.weight_bytes(drafter_loaded=drafter_loaded)
+        left = memory_fraction * memory_gib * 2**30 - weights
+        if left <= 0:
+            raise InputError(
+                f"memory_fraction: {memory_fraction:g} of {memory_gib:g} GiB does not hold the {weights / 2**30:.0f} GiB "
+                f"of weights on every GPU ({self._parallel}); use more GPUs"
+            )
+        per_token = self.kv_bytes_per_token(drafter_loaded=drafter_loaded) / self._model.kv_split(self._parallel.tp)
+        return int(left / per_token)
+
+    def padding(self, slowest: Load, everybody: Load, longest_draft: int) -> StepSeconds:
+        """See :meth:`CostModel.padding`: MLPs and LM head see only tokens that exist."""
+        padded = Load(*(self._parallel.dp * n for n in slowest))
+
+        def excess(tokens: tuple[int, int], layers: int, head: tuple[int, int], vocabulary: int | None = None) -> float:
+            more, fewer = (
+                self._shared_s(*shape, vocabulary) for shape in zip(tokens, (layers, layers), head, strict=True)
+            )
+            return more - fewer if tokens[1] else 0.0
+
+        verified = padded.verified, everybody.verified
+        verify_s = excess(verified, self._layers, verified)
+        draft_s = prefill_s = 0.0
+        if everybody.positions and isinstance(self.draft, LayersDraft):
+            drafted, passes = (padded.positions, everybody.positions), 1
+            if self.draft.autoregressive:
+                drafted = self.draft.top_k * padded.requests, self.draft.top_k * everybody.requests
+                passes = self.draft.passes or longest_draft
+            draft_s = passes * excess(drafted, self.draft.layers, drafted, self.draft.vocabulary)
+        if everybody.prefill:
+            both = padded.prefill + padded.verified, everybody.prefill + everybody.verified
+            head = verified if everybody.verified else (self._parallel.dp, 1)
+            prefill_s = excess(both, self._layers, head) - verify_s
+        return self._stretch(StepSeconds(-draft_s, -verify_s, 0.0, -prefill_s))
 
     @cached_property
     def _linear(self) -> dict[tuple[int, int, int, int | None], float]:
         return {}  # seconds of the linear layers, which the same few token counts ask for again and again
 
     @cached_property
-    def _constants(self) -> tuple[float, float, float, int, int, float]:
-        m, bandwidth = self._model, self._hardware.bytes_per_s * self.memory_efficiency
+    def _constants(self) -> tuple[float, float, float, float, int, float]:
+        m, tp, bandwidth = self._model, self._parallel.tp, self._hardware.bytes_per_s * self.memory_efficiency
         flops = self._hardware.flop_per_s * self.compute_efficiency
-        return bandwidth, flops, m.kv_bytes_per_layer, m.heads, m.head_dim, self.launch_ms / 1e3
+        kv_bytes_per_layer = m.kv_bytes_per_layer / m.kv_split(tp)
+        return bandwidth, flops, kv_bytes_per_layer, m.heads / tp, m.head_dim, self.launch_ms / 1e3
 
     @cached_property
     def _layers(self) -> int:
@@ -127,9 +248,20 @@ class RooflineCost(FittedCost):
     @property
     def notes(self) -> list[str]:
         """A roofline is a guess, unless it was fitted."""
-        if self.fitted_tokens is not None:
-            return super().notes
-        return ["cost is a roofline estimate: nothing was measured on this hardware"]
+        if self.fitted_tokens is None:
+            return ["cost is a roofline estimate: nothing was measured on this hardware", *self._parallel_notes]
+        return [*super().notes, *self._parallel_notes]
+
+    @property
+    def _parallel_notes(self) -> list[str]:
+        p = self._parallel
+        if p.gpus == 1:
+            return []
+        linear = isinstance(self.draft, LinearDraft)
+        return [
+            f"cost divides the model over {p.gpus} GPUs ({p}) by formula: nothing overlaps, experts are evenly used",
+            *["draft times are linear: taken as they are, whatever the parallelism"] * linear,
+        ]
 
 
 AnyCost = Annotated[TableCost | RooflineCost | FormulaCost, Field(discriminator="kind")]

@@ -9,10 +9,19 @@ from adasim.types import Component
 
 
 class Hardware(Component):
-    """One accelerator: dense bf16 peak and memory bandwidth (vendor data sheets)."""
+    """One accelerator (vendor data sheets).
+
+    Attributes:
+        tflops: dense bf16 peak.
+        tb_per_s: memory bandwidth.
+        memory_gib: size of the memory; null = unknown.
+        link_gb_s: bandwidth to the others of its node, GB/s in each direction; null = unknown.
+    """
 
     tflops: float = Field(gt=0)
     tb_per_s: float = Field(gt=0)
+    memory_gib: float | None = Field(default=None, gt=0)
+    link_gb_s: float | None = Field(default=None, gt=0)
 
     @property
     def flop_per_s(self) -> float:
@@ -49,7 +58,15 @@ class ModelSpec(Component):
     @property
     def attention_params(self) -> float:
         """Parameters of one layer's attention."""
-        return self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.attention_params_on(1)
+
+    def attention_params_on(self, tp: int) -> float:
+        """Those on each of ``tp`` GPUs; KV heads are copied where there are too few."""
+        return self.hidden * self.head_dim * (2 * self.heads / tp + 2 * self.kv_heads / self.kv_split(tp))
+
+    def kv_split(self, tp: int) -> int:
+        """Parts into which ``tp`` GPUs divide a token's KV cache: at most one a KV head."""
+        return min(tp, self.kv_heads)
 
     @property
     def mlp_params(self) -> float:
@@ -61,12 +78,13 @@ class ModelSpec(Component):
         """Parameters one token multiplies with in one layer."""
         return self.attention_params + self.mlp_params * max(self.top_experts, 1)
 
+    def mlps_touched(self, tokens: int) -> float:
+        """MLPs one layer reads for ``tokens`` tokens: of E experts, E (1 - (1 - e/E)^tokens)."""
+        return self.experts * (1 - (1 - self.top_experts / self.experts) ** tokens) if self.experts else 1
+
     def layer_params_read(self, tokens: int) -> float:
-        """Parameters one layer reads for ``tokens`` tokens: of E experts, E (1 - (1 - e/E)^tokens)."""
-        if not self.experts:
-            return self.attention_params + self.mlp_params
-        touched = self.experts * (1 - (1 - self.top_experts / self.experts) ** tokens)
-        return self.attention_params + self.mlp_params * touched
+        """Parameters one layer reads for ``tokens`` tokens."""
+        return self.attention_params + self.mlp_params * self.mlps_touched(tokens)
 
     @property
     def head_params(self) -> float:
@@ -78,14 +96,31 @@ class ModelSpec(Component):
         """KV-cache bytes of one token in one layer."""
         return 2 * self.kv_heads * self.head_dim * self.kv_bytes_per_value
 
+    def check_split(self, tp: int, gpus: int) -> None:
+        """Refuse to spread attention over ``tp`` and MLPs over ``gpus`` GPUs where parts would be unequal.
+
+        Raises:
+            InputError: all problems.
+        """
+        problems = []
+        if self.heads % tp:
+            problems.append(f"parallel.tp: {tp} does not divide the model's {self.heads} attention heads")
+        if self.kv_heads % tp and tp % self.kv_heads:
+            problems.append(f"parallel.tp: {tp} neither divides nor is divided by the model's {self.kv_heads} KV heads")
+        if self.intermediate % gpus and (not self.experts or self.experts % gpus):
+            parts = f"MLP width of {self.intermediate}" + f" nor {self.experts} experts" * bool(self.experts)
+            problems.append(f"parallel: {gpus} GPUs do not divide the model's {parts}")
+        if problems:
+            raise InputError(*problems)
+
 
 HARDWARE = {
-    "a100": Hardware(tflops=312, tb_per_s=2.04),
-    "h20": Hardware(tflops=148, tb_per_s=4.0),
-    "h100": Hardware(tflops=989, tb_per_s=3.35),
-    "h200": Hardware(tflops=989, tb_per_s=4.8),
-    "b200": Hardware(tflops=2250, tb_per_s=8.0),
-    "l40s": Hardware(tflops=362, tb_per_s=0.864),
+    "a100": Hardware(tflops=312, tb_per_s=2.04, memory_gib=80, link_gb_s=300),
+    "h20": Hardware(tflops=148, tb_per_s=4.0, memory_gib=96, link_gb_s=450),
+    "h100": Hardware(tflops=989, tb_per_s=3.35, memory_gib=80, link_gb_s=450),
+    "h200": Hardware(tflops=989, tb_per_s=4.8, memory_gib=141, link_gb_s=450),
+    "b200": Hardware(tflops=2250, tb_per_s=8.0, memory_gib=180, link_gb_s=900),
+    "l40s": Hardware(tflops=362, tb_per_s=0.864, memory_gib=48, link_gb_s=32),
 }
 
 MODELS = {
@@ -114,6 +149,17 @@ MODELS = {
         kv_heads=4,
         head_dim=128,
         intermediate=768,
+        vocabulary=151936,
+        experts=128,
+        top_experts=8,
+    ),
+    "qwen3-235b-a22b": ModelSpec(
+        layers=94,
+        hidden=4096,
+        heads=64,
+        kv_heads=4,
+        head_dim=128,
+        intermediate=1536,
         vocabulary=151936,
         experts=128,
         top_experts=8,

@@ -1,7 +1,7 @@
 """Who waits, who runs, and who holds which KV memory."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from math import isnan
 
@@ -16,7 +16,7 @@ from adasim.serving.kv import KvMemory, KvPool
 from adasim.serving.lives import FINISHED, RUNNING, WAITING, Lives
 from adasim.serving.recorder import Recorder
 from adasim.traces import HASH_BLOCK
-from adasim.types import EngineCaps, FloatArray, IntArray, QueueView, Request, RunningView
+from adasim.types import EngineCaps, FloatArray, IntArray, QueueView, Request, RunningView, StepOutcome
 
 
 class Admission:
@@ -29,6 +29,9 @@ class Admission:
         memory: size and form of the KV memory.
         caps: the engine's limits.
         predicted_lens: guessed output tokens of each request, [requests]; None = nobody guesses.
+        lives: of all requests, where several admissions share them; None = made here.
+        prefilled: requests come with their KV computed elsewhere (``join``), and those that lose their memory go to this
+            function, who keeps their KV; None = prompts and evicted requests are computed here.
 
     Raises:
         InputError: the scheduler needs what the engine does not provide.
@@ -42,8 +45,12 @@ class Admission:
         memory: KvMemory,
         caps: EngineCaps,
         predicted_lens: FloatArray | None = None,
+        *,
+        lives: Lives | None = None,
+        prefilled: Callable[[IntArray], None] | None = None,
     ) -> None:
-        self.requests, self.lives = requests, Lives(requests, bases)
+        self.requests, self.lives = requests, Lives(requests, bases) if lives is None else lives
+        self._prefilled = prefilled
         self.scheduler, self.caps, self.predicted_lens = scheduler, caps, predicted_lens
         self.pool, self.batch = KvPool(memory), Batch(self.lives)
         self.queue: deque[int] = deque()
@@ -61,6 +68,20 @@ class Admission:
         """A request arrives."""
         self.lives.arrival_s[index], self.lives.status[index] = now_s, WAITING
         self.queue.append(index)
+
+    def join(self, index: int, *, first: bool = False) -> None:
+        """A request comes with its KV computed; ``first``: before the others."""
+        self.lives.status[index] = WAITING
+        (self.queue.appendleft if first else self.queue.append)(index)
+
+    @property
+    def listens(self) -> bool:
+        """Whether the scheduler wants to know how rounds went."""
+        return type(self.scheduler).observe is not Scheduler.observe
+
+    def observe(self, outcome: StepOutcome) -> None:
+        """Tell the scheduler how a round went."""
+        self.scheduler.observe(outcome)
 
     def admit(self, now_s: float) -> None:
         """Let the scheduler move waiting requests into the batch.
@@ -226,7 +247,7 @@ class Admission:
         if isnan(lives.admitted_s[index]):
             lives.cached[index], lives.admitted_s[index] = cached, now_s
         lives.status[index] = RUNNING
-        lives.prefill_left[index] = tokens - cached
+        lives.prefill_left[index] = tokens - cached if self._prefilled is None else 0
         lives.held[index], lives.shared[index] = held, shared
 
     def _evict(self, gone: NDArray[np.bool_]) -> None:
@@ -235,7 +256,10 @@ class Admission:
         self._leave(evicted, ~gone)
         self.lives.evictions[evicted] += 1
         self.lives.status[evicted] = WAITING
-        self.queue.extendleft(evicted[::-1].tolist())
+        if self._prefilled is None:
+            self.queue.extendleft(evicted[::-1].tolist())
+        else:
+            self._prefilled(evicted)
         self.evicted += len(evicted)
 
     def _leave(self, leaving: IntArray, stay: NDArray[np.bool_]) -> None:

@@ -1,6 +1,7 @@
 """The simulated backend: a scenario's engine, priced and lucky by its models."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Literal, Self
 
@@ -13,26 +14,33 @@ from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import CostModel
 from adasim.calibration.draft_model import DraftModel
 from adasim.calibration.luck import Luck
+from adasim.calibration.parallel import Parallel
+from adasim.calibration.parallel_cost import cost_on
 from adasim.calibration.profile import Profile
-from adasim.calibration.roofline import AnyCost
+from adasim.calibration.roofline import AnyCost, RooflineCost
 from adasim.calibration.versioned import VersionedLuck
 from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
-from adasim.records import Records, VersionRecord, frame
+from adasim.records import PrefillRecord, Records, VersionRecord, frame
 from adasim.serving.admission import Admission
 from adasim.serving.drift import drift_events
 from adasim.serving.kv import KvMemory
-from adasim.serving.lives import RUNNING
+from adasim.serving.lives import RUNNING, Lives
 from adasim.serving.monitor import Finished, Monitor
 from adasim.serving.predictor import LengthPredictor
+from adasim.serving.ranks import Ranks
 from adasim.serving.recorder import Recorder
 from adasim.simulator.engine import Engine, Process
 from adasim.simulator.learning import Learning
+from adasim.simulator.lock_step import BalancedRanks, LockStep
+from adasim.simulator.prefill_pool import Disaggregation, PrefillPool
 from adasim.simulator.trainer import Trainer
-from adasim.types import Component, EngineCaps, Request
+from adasim.types import Component, EngineCaps, FloatArray, Request
 from adasim.workload import Closed, Workload
+
+MAX_PREFILL_TOKENS = 16384
 
 
 class SimBackend(Component):
@@ -50,6 +58,10 @@ class SimBackend(Component):
         lag_steps: rounds after which a policy sees an outcome.
         chunked_prefill: prefill tokens mixed into each step; null = prefills are steps of their own.
         max_prefill_tokens: prompt tokens of one such step.
+        memory_fraction: share of each GPU's memory for weights and KV blocks together, from which ``kv.blocks`` follows;
+            null = ``kv.blocks`` says.
+        parallel: GPUs of the engine; null = the cost's own.
+        disaggregation: engines of their own prefill; null = this one does.
         predictor: guesses output lengths for schedulers that ask; null = such schedulers are refused.
         learning: online distillation of the drafter; null = it stays as loaded.
         alarm: watches tau; null = nobody does.
@@ -68,6 +80,9 @@ class SimBackend(Component):
     chunked_prefill: int | None = Field(default=None, ge=1)
     max_prefill_tokens: int | None = Field(default=None, ge=1)
     kv: KvMemory = KvMemory()
+    memory_fraction: float | None = Field(default=None, gt=0, le=1)
+    parallel: Parallel | None = None
+    disaggregation: Disaggregation | None = None
     scheduler: AnyScheduler = Fcfs()
     predictor: LengthPredictor | None = None
     learning: Learning | None = None
@@ -86,7 +101,35 @@ class SimBackend(Component):
             raise ValueError("max_prefill_tokens has no effect with chunked_prefill")
         if self.ragged and self._cost().captured_lens is not None:
             raise ValueError("cost.captured_lens is for rectangular engines: set ragged: false")
+        problems = list(self._misfits())
+        if problems:
+            raise InputError(*problems)
         return self
+
+    def _misfits(self) -> Iterator[str]:
+        """What does not go together among GPUs, memory and disaggregation."""
+        roofline = isinstance(self.calibrated_cost, RooflineCost)
+        if self.max_running_requests % self._dp:
+            yield f"max_running_requests: {self.max_running_requests} cannot be divided among {self._dp} attention ranks"
+        if self.memory_fraction is not None and self.kv.blocks is not None:
+            yield "memory_fraction has no effect: kv.blocks is given"
+        if self.memory_fraction is not None and not roofline:
+            yield "memory_fraction needs a cost of kind roofline, which knows weights and memory; give kv.blocks instead"
+        elif self.memory_fraction is not None:
+            self._memory(None, drafter_loaded=True)
+        pool = self.disaggregation
+        if pool is None:
+            return
+        if self.chunked_prefill is not None:
+            yield "chunked_prefill has no effect with disaggregation: the decoding engine never prefills"
+        if self.kv.prefix_cache:
+            yield "kv.prefix_cache is not modelled with disaggregation"
+        if self._dp > 1 and pool.parallel is None and pool.cost is None:
+            yield "disaggregation.parallel: give the GPUs of a prefill engine; it has no attention ranks as this one has"
+        elif not self._prefill_cost().prefill_s(64, 32.0, 0):
+            yield "disaggregation needs a cost that prices prefill: set cost.prefill, or disaggregation.cost"
+        if pool.kv_bytes_per_token is None and not roofline:
+            yield "disaggregation.kv_bytes_per_token: give it; only a cost of kind roofline knows the model's shape"
 
     @property
     def mark(self) -> str:
@@ -106,6 +149,8 @@ class SimBackend(Component):
             "acceptance": self.acceptance,
             "learning": self.learning,
             "alarm": self.alarm,
+            "parallel": self.parallel,
+            "disaggregation": self.disaggregation,
         }
         given |= {f"drafter {name}": model for name, model in self.drafters.items()}
         return {name: model for name, model in given.items() if model is not None}
@@ -124,21 +169,47 @@ class SimBackend(Component):
         assert model is not None
         return model
 
+    @property
+    def _dp(self) -> int:
+        return self.parallel.dp if self.parallel else 1
+
     def _cost(self) -> CostModel:
-        return self.adjust.cost(self.calibrated_cost) if self.adjust else self.calibrated_cost
+        return self._adjusted(cost_on(self.calibrated_cost, self.parallel))
+
+    def _adjusted(self, cost: CostModel) -> CostModel:
+        return self.adjust.cost(cost) if self.adjust else cost
+
+    def _prefill_cost(self) -> CostModel:
+        """What a prefill engine pays."""
+        pool = self.disaggregation
+        assert pool is not None
+        parallel = pool.parallel or (None if pool.cost else self.parallel)
+        return self._adjusted(cost_on(pool.cost or self.calibrated_cost, parallel))
+
+    def _memory(self, drafter: str | None, *, drafter_loaded: bool) -> KvMemory:
+        """KV memory of one attention rank."""
+        if self.memory_fraction is None:
+            return self.kv
+        cost = self._on_gpus(drafter)
+        assert isinstance(cost, RooflineCost)
+        tokens = cost.kv_tokens(self.memory_fraction, drafter_loaded=drafter_loaded)
+        return self.kv.model_copy(update={"blocks": tokens // self.kv.block_tokens})
+
+    def _on_gpus(self, drafter: str | None) -> CostModel:
+        """The cost with a drafter, before ``adjust``."""
+        own = self._drafters().get(drafter) if drafter is not None else None
+        return cost_on(own.cost_of(self.calibrated_cost) if own else self.calibrated_cost, self.parallel)
 
     def _drafters(self) -> dict[str, DraftModel]:
         return (self._profile.drafters if self._profile else {}) | self.drafters
 
     def _with(self, drafter: str | None) -> tuple[CostModel, AcceptanceModel, int]:
         """Cost, acceptance and longest draft with a drafter; null or an unknown name: the engine's own."""
-        cost, acceptance, longest = self.calibrated_cost, self.calibrated_acceptance, self.max_draft_len
+        cost, acceptance, longest = self._adjusted(self._on_gpus(drafter)), self.calibrated_acceptance, self.max_draft_len
         if drafter is not None and (own := self._drafters().get(drafter)) is not None:
-            cost, acceptance = own.cost_of(cost), own.acceptance_of(acceptance)
+            acceptance = own.acceptance_of(acceptance)
             longest = own.max_draft_len or longest
-        if self.adjust is not None:
-            cost, acceptance = self.adjust.cost(cost), self.adjust.luck(acceptance)
-        return cost, acceptance, longest
+        return cost, self.adjust.luck(acceptance) if self.adjust else acceptance, longest
 
     def caps(self, drafter: str | None = None) -> EngineCaps:
         """The engine's limits and what it provides, with one of its drafters."""
@@ -149,11 +220,11 @@ class SimBackend(Component):
             max_draft_len=max_draft_len,
             max_running_requests=self.max_running_requests,
             ragged=self.ragged,
-            captured_tokens=tuple(cost.captured_tokens or ()),
+            captured_tokens=tuple(self._dp * size for size in cost.captured_tokens or ()),
             captured_lens=tuple(cost.captured_lens or ()),
             lag_steps=self.lag_steps,
             provides=frozenset(provides),
-            cost=cost,
+            cost=cost if self._dp == 1 else BalancedRanks(cost, self._dp),
             drafters=frozenset(self._drafters()),
         )
 
@@ -186,7 +257,9 @@ class SimBackend(Component):
             if self.learning is not None:
                 checks.append((whose, partial(self.learning.check, acceptance, workload.domain_names, max_draft_len)))
             longest = max(longest, max_draft_len)
-        checks.append(("", partial(self.kv.check, requests, longest + 1)))
+        memories = (self._memory(drafter, drafter_loaded=True) for drafter in (None, *self._drafters()))
+        memory = min(memories, key=lambda m: m.blocks or 0)
+        checks.append(("", partial(memory.check, requests, longest + 1)))
         problems: list[str] = []
         for whose, check in checks:
             try:
@@ -213,8 +286,10 @@ class SimBackend(Component):
         luck = self._luck(acceptance, max_draft_len, requests, domains, seed)
         recorder = Recorder(domains, max_draft_len + 1)
         predicted = self.predictor.predict(requests, seed) if self.predictor else None
-        admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps, predicted)
-        env = simpy.Environment()
+        env, lives = simpy.Environment(), Lives(requests, luck.base)
+        memory = self._memory(policy.drafter, drafter_loaded=policy.loads_drafter)
+        pool = self._pool(env, cost, policy.loads_drafter, lives, recorder)
+        admission = self._admission(requests, lives, memory, driver.caps, predicted, pool)
         source = _Source(env, workload, requests, admission)
         trainer, monitor = None, None
         if isinstance(luck, VersionedLuck) and self.learning is not None:
@@ -234,27 +309,80 @@ class SimBackend(Component):
             luck,
             recorder,
             chunk=self.chunked_prefill,
-            max_prefill_tokens=self.max_prefill_tokens or 16384,
+            max_prefill_tokens=self.max_prefill_tokens or MAX_PREFILL_TOKENS,
             on_finish=source.on_finish,
             trainer=trainer,
+            lock_step=LockStep(cost, admission, ragged=self.ragged) if isinstance(admission, Ranks) else None,
+            pool=pool,
         )
-        source.start(engine)
+        if pool is not None:
+            pool.start(engine.join, source.on_finish)
+        source.start(engine, engine.submit if pool is None else pool.submit)
         env.process(engine.run())
         env.run(until=source.over)
-        lives = admission.lives
+        if pool is not None:
+            pool.close()
         if trainer is not None or monitor is not None:
             recorder.events += drift_events(workload, requests, lives)
             recorder.events.sort(key=lambda event: event.time_s)
         running = (lives.status == RUNNING) & (lives.rounds > 0)
         lives.draft_version[running] = recorder.draft_version
         records = recorder.records(lives)
-        records.notes.extend(cost.notes)
+        records.notes.extend([*cost.notes, *self._hardware_notes(memory)])
+        if pool is not None:
+            records.prefills = frame(PrefillRecord, pool.records)
         if predicted is not None and "predicted_len" not in self.scheduler.needs:
             records.notes.append(f"backend.predictor has no effect: scheduler {self.scheduler.kind} does not ask")
         if trainer is not None:
             records.notes.extend(trainer.learning.notes)
             records.versions = frame(VersionRecord, trainer.records())
         return records
+
+    def _admission(
+        self,
+        requests: list[Request],
+        lives: Lives,
+        memory: KvMemory,
+        caps: EngineCaps,
+        predicted: FloatArray | None,
+        pool: PrefillPool | None,
+    ) -> Admission | Ranks:
+        """One admission, or one for each attention rank."""
+        prefilled = None if pool is None else pool.park
+        one = partial(Admission, requests, lives.base, memory=memory, predicted_lens=predicted, lives=lives)
+        if self.parallel is None or self.parallel.dp == 1:
+            return one(scheduler=self.scheduler, caps=caps, prefilled=prefilled)
+        share = replace(caps, max_running_requests=caps.max_running_requests // self._dp)
+        schedulers = [self.scheduler.model_copy() for _ in range(self._dp)]
+        ranks = [one(scheduler=scheduler, caps=share, prefilled=prefilled) for scheduler in schedulers]
+        return Ranks(ranks, self.parallel.routing)
+
+    def _pool(
+        self, env: simpy.Environment, cost: CostModel, drafter_loaded: bool, lives: Lives, recorder: Recorder
+    ) -> PrefillPool | None:
+        config = self.disaggregation
+        if config is None:
+            return None
+        sent = config.kv_bytes_per_token
+        if sent is None:
+            model = self.calibrated_cost
+            assert isinstance(model, RooflineCost)
+            sent = model.kv_bytes_per_token(drafter_loaded=drafter_loaded)
+        limit = self.max_prefill_tokens or MAX_PREFILL_TOKENS
+        return PrefillPool(env, config, self._prefill_cost(), sent, limit, lives, recorder)
+
+    def _hardware_notes(self, memory: KvMemory) -> list[str]:
+        """What the numbers are of."""
+        notes = []
+        if self.parallel is not None:
+            notes.append(f"the engine has {self.parallel.gpus} GPUs ({self.parallel})")
+        if self.disaggregation is not None:
+            engines = self.disaggregation.prefill_engines
+            notes.append(f"{engines} prefill engines beside the decoding one: throughput is that of all together")
+        if self.memory_fraction is not None and memory.blocks is not None:
+            tokens = memory.blocks * memory.block_tokens
+            notes.append(f"KV memory holds {tokens:,} tokens{' a rank' * (self._dp > 1)} by backend.memory_fraction")
+        return notes
 
     def _luck(
         self, model: AcceptanceModel, max_draft_len: int, requests: list[Request], domains: list[str], seed: int
@@ -266,7 +394,7 @@ class SimBackend(Component):
         return VersionedLuck(model, requests, domains, seed, max_draft_len, heads_know_text=knows_text)
 
 
-def _context_tokens(admission: Admission) -> int:
+def _context_tokens(admission: Admission | Ranks) -> int:
     """Tokens of all running requests."""
     return int(admission.batch.context.sum())
 
@@ -274,15 +402,17 @@ def _context_tokens(admission: Admission) -> int:
 class _Source:
     """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
 
-    def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request], admission: Admission) -> None:
+    def __init__(
+        self, env: simpy.Environment, workload: Workload, requests: list[Request], admission: Admission | Ranks
+    ) -> None:
         self.env, self.clients, self.admission = env, workload.clients, admission
         self.requests, self.sent, self.finished = requests, 0, 0
         self.drain = workload.drain if isinstance(workload, Closed) else True
         self.over = env.event()
         self.watchers: list[Callable[[Finished], None]] = []
 
-    def start(self, engine: Engine) -> None:
-        self.engine = engine
+    def start(self, engine: Engine, submit: Callable[[int], None]) -> None:
+        self.engine, self._submit = engine, submit
         if self.clients is None:
             self.env.process(self._arrivals())
         else:
@@ -302,7 +432,7 @@ class _Source:
     def _send(self) -> None:
         if self.sent == len(self.requests):
             return
-        self.engine.submit(self.sent)
+        self._submit(self.sent)
         self.sent += 1
         if self.sent == len(self.requests) and not self.drain:
             self._end()

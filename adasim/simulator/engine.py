@@ -10,13 +10,15 @@ from adasim.calibration.cost import CostModel
 from adasim.calibration.luck import Luck
 from adasim.kernels import kernels
 from adasim.policies.driver import PolicyDriver
-from adasim.policies.scheduler import Scheduler
 from adasim.serving.admission import Admission
 from adasim.serving.batch import Prefill
+from adasim.serving.ranks import Ranks
 from adasim.serving.recorder import Recorder
 from adasim.types import BatchView, DraftView, FloatArray, IntArray, StepOutcome, StepSeconds, constant
 
 if TYPE_CHECKING:
+    from adasim.simulator.lock_step import LockStep
+    from adasim.simulator.prefill_pool import PrefillPool
     from adasim.simulator.trainer import Trainer
 
 Process = Generator[simpy.Event, Any, None]
@@ -36,12 +38,14 @@ class Engine:
         max_prefill_tokens: prompt tokens of such a step (one prompt always fits).
         on_finish: called with the index of every request that finishes.
         trainer: changes the drafter between steps; None = it stays as loaded.
+        lock_step: prices the steps of several attention ranks; None = there is one.
+        pool: prefills elsewhere; None = this engine does.
     """
 
     def __init__(
         self,
         env: simpy.Environment,
-        admission: Admission,
+        admission: Admission | Ranks,
         driver: PolicyDriver,
         cost: CostModel,
         luck: Luck,
@@ -51,19 +55,30 @@ class Engine:
         max_prefill_tokens: int,
         on_finish: Callable[[int], None],
         trainer: "Trainer | None" = None,
+        lock_step: "LockStep | None" = None,
+        pool: "PrefillPool | None" = None,
     ) -> None:
         self.env, self.admission, self.driver, self.cost, self.luck = env, admission, driver, cost, luck
         self.recorder, self.on_finish, self.trainer = recorder, on_finish, trainer
+        self.lock_step, self.pool = lock_step, pool
         self.chunk, self.max_prefill_tokens = chunk, max_prefill_tokens
         self.batch, self.caps = admission.batch, driver.caps
         self._work, self._kernels = env.event(), kernels()
         self._sees = driver.needs & {"survival", "accept_len", "margin", "truth"}
-        self._listens = driver.listens or type(admission.scheduler).observe is not Scheduler.observe
+        self._listens = driver.listens or admission.listens
 
     def submit(self, index: int) -> None:
         """A request arrives now."""
         self.admission.submit(index, self.env.now)
         self.recorder.last_arrival_s = self.env.now
+        self._wake()
+
+    def join(self, index: int, *, first: bool = False) -> None:
+        """A request comes with its KV computed; ``first``: before the others."""
+        self.admission.join(index, first=first)
+        self._wake()
+
+    def _wake(self) -> None:
         if not self._work.triggered:
             self._work.succeed()
 
@@ -92,7 +107,8 @@ class Engine:
 
     def _prefill_step(self, prefill: Prefill) -> Process:
         start, queued, used = self.env.now, len(self.admission.queue), self.admission.pool.used
-        seconds = self.cost.step(0, 0, 0, 0.0, prefill=prefill.total, prefill_context=prefill.context)
+        cost = self.cost if self.lock_step is None else self.lock_step.prefill()
+        seconds = cost.step(0, 0, 0, 0.0, prefill=prefill.total, prefill_context=prefill.context)
         if self.trainer is not None:
             seconds = self.trainer.share(seconds)
         yield self.env.timeout(seconds.total)
@@ -120,7 +136,8 @@ class Engine:
         totals = self._kernels.totals(draft_lens, verify_lens, view.context_lens)
         drafts, drafting, longest_draft, verified, longest, context = totals
         verified = verified if self.caps.ragged else len(view) * longest
-        seconds = self.cost.step(
+        cost = self.cost if self.lock_step is None else self.lock_step.round(view, draft_lens, verify_lens)
+        seconds = cost.step(
             len(view),
             drafts + drafting,
             verified,
@@ -152,7 +169,7 @@ class Engine:
 
     def _tell(self, outcome: StepOutcome) -> None:
         self.driver.observe(outcome)
-        self.admission.scheduler.observe(outcome)
+        self.admission.observe(outcome)
 
     def _record(
         self,
@@ -175,6 +192,8 @@ class Engine:
             prefill_tokens = prefill.total
             first_tokens, gaps_s = admission.land_prefill(prefill, now)
             self.recorder.gaps(gaps_s)
+        elif self.pool is not None:
+            prefill_tokens, first_tokens = self.pool.landed()
         steps.append(
             (
                 len(steps), start, now, decoding, queued, prefill_tokens, drafts, verified, accepted, emitted,
