@@ -55,13 +55,13 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "two ranks, short of memory": {
         "workload": closed(prompt_len=LENGTHS, output_len=LENGTHS),
-        "backend": backend(cost=ROOFLINE, parallel={"dp": 2}, kv={"blocks": 40}),
+        "backend": backend(cost=ROOFLINE, parallel={"tp": 2, "dp": 2}, kv={"blocks": 40}),
     },
     "three ranks, chunked, rectangular": {
         "workload": closed(prompt_len=LENGTHS, output_len=LENGTHS, concurrency=7),
         "backend": backend(
             cost=ROOFLINE,
-            parallel={"dp": 3, "tp": 4, "routing": "least_requests"},
+            parallel={"tp": 12, "dp": 3, "routing": "least_requests"},
             max_running_requests=9,
             chunked_prefill=50,
             ragged=False,
@@ -74,7 +74,9 @@ RUNS: dict[str, dict[str, Any]] = {
     },
     "disaggregated, two ranks, short of memory": {
         "workload": {"kind": "poisson", "rate_rps": 40.0, "requests": 60, "output_len": LENGTHS, "prompt_len": LENGTHS},
-        "backend": backend(cost=ROOFLINE, parallel={"dp": 2}, disaggregation={"parallel": {"tp": 2}}, kv={"blocks": 30}),
+        "backend": backend(
+            cost=ROOFLINE, parallel={"tp": 2, "dp": 2}, disaggregation={"parallel": {"tp": 2}}, kv={"blocks": 30}
+        ),
     },
     "disaggregated, one-token outputs": {
         "workload": closed(output_len={"kind": "fixed", "tokens": 1}),

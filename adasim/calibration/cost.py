@@ -9,7 +9,7 @@ import pandas as pd
 from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.grid import Grid
-from adasim.calibration.parallel import Load, MeasuredOn
+from adasim.calibration.parallel import Load, Split
 from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
 from adasim.types import Component, StepSeconds
@@ -217,7 +217,7 @@ class TableCost(CostModel):
 
     kind: Literal["table"] = "table"
     verify: str
-    measured_on: MeasuredOn | None = None
+    measured_on: Split | None = None
     extrapolate: bool = False
     draft: LinearDraft = LinearDraft()
     prefill: LinearPrefill = LinearPrefill()

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from adasim.calibration.cost import LinearDraft, LinearPrefill, Ms
 from adasim.calibration.fitted import FittedCost
-from adasim.calibration.parallel import MeasuredOn
+from adasim.calibration.parallel import Split
 
 
 class FormulaCost(FittedCost):
@@ -19,7 +19,7 @@ class FormulaCost(FittedCost):
     """
 
     kind: Literal["formula"] = "formula"
-    measured_on: MeasuredOn | None = None
+    measured_on: Split | None = None
     base_ms: Ms = 0.0
     per_request_ms: Ms = 0.0
     per_token_ms: Ms = 0.0

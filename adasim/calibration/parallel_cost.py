@@ -3,7 +3,7 @@
 from adasim.calibration.adjust import Adjust, ScaledCost
 from adasim.calibration.cost import CostModel, TableCost
 from adasim.calibration.formula import FormulaCost
-from adasim.calibration.parallel import MeasuredOn, Parallel
+from adasim.calibration.parallel import Parallel, Split
 from adasim.calibration.roofline import RooflineCost
 from adasim.errors import InputError
 
@@ -45,7 +45,7 @@ class AssumedCost(ScaledCost):
     _note: str = ""
 
     @classmethod
-    def scaled(cls, cost: CostModel, parallel: Parallel, measured: MeasuredOn) -> "AssumedCost":
+    def scaled(cls, cost: CostModel, parallel: Parallel, measured: Split) -> "AssumedCost":
         """``cost`` times ``parallel.assume``."""
         assert parallel.assume is not None
         factors = parallel.assume.model_dump()

@@ -8,6 +8,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from adasim.calibration.cost import LinearDraft, Ms, TableCost
 from adasim.calibration.fitted import FittedCost
 from adasim.calibration.formula import FormulaCost
+from adasim.calibration.memory import GpuMemory
 from adasim.calibration.parallel import Load, Parallel
 from adasim.calibration.specs import MODELS, Hardware, ModelSpec, hardware
 from adasim.errors import InputError
@@ -96,18 +97,21 @@ class RooflineCost(FittedCost):
         m, p, (bandwidth, flops, *_) = self._model, self._parallel, self._constants
         collectives_s = self._collectives_s(tokens, layers, head_tokens, vocabulary)
         if p.dp > 1:
-            weights, work = layers * m.attention_params_on(p.tp), 2 * layers * m.attention_params * tokens / p.tp
+            weights, work = (
+                layers * m.attention_params_on(p.attention_tp),
+                2 * layers * m.attention_params * tokens / p.attention_tp,
+            )
             attention_s = max(weights * m.bytes_per_param / bandwidth, work / flops)
             return attention_s + self._shared_s(p.dp * tokens, layers, p.dp * head_tokens, vocabulary) + collectives_s
         head_params = m.hidden * (vocabulary or m.vocabulary)
-        mlp_params = m.mlp_params * m.mlps_touched(tokens) / p.tp
-        weights = layers * (m.attention_params_on(p.tp) + mlp_params) + head_params / p.tp
-        work = 2 * (layers * m.layer_params_active * tokens + head_params * head_tokens) / p.tp
+        mlp_params = m.mlp_params * m.mlps_touched(tokens) / p.attention_tp
+        weights = layers * (m.attention_params_on(p.attention_tp) + mlp_params) + head_params / p.attention_tp
+        work = 2 * (layers * m.layer_params_active * tokens + head_params * head_tokens) / p.attention_tp
         return max(weights * m.bytes_per_param / bandwidth, work / flops) + collectives_s
 
     def _shared_s(self, tokens: int, layers: int, head_tokens: int, vocabulary: int | None = None) -> float:
         """MLPs and LM head, which all GPUs share, over ``tokens`` of all ranks."""
-        m, gpus, (bandwidth, flops, *_) = self._model, self._parallel.gpus, self._constants
+        m, gpus, (bandwidth, flops, *_) = self._model, self._parallel.tp, self._constants
         head_params = m.hidden * (vocabulary or m.vocabulary)
         weights = (layers * m.mlp_params * m.mlps_touched(tokens) + head_params) / gpus
         active = layers * m.mlp_params * max(m.top_experts, 1)
@@ -116,14 +120,14 @@ class RooflineCost(FittedCost):
 
     def _collectives_s(self, tokens: int, layers: int, head_tokens: int, vocabulary: int | None) -> float:
         m, p = self._model, self._parallel
-        if p.gpus == 1:
+        if p.tp == 1:
             return 0.0
         latency_s, per_byte_s = p.collective_us / 1e6, 1 / self._link_bytes_per_s
         hidden_s = tokens * m.hidden * ACTIVATION_BYTES * per_byte_s
-        all_reduce_s = 2 * (p.tp - 1) / p.tp * hidden_s + latency_s if p.tp > 1 else 0.0
-        exchange_s = 2 * ((p.gpus - 1) / p.gpus * p.dp * hidden_s + latency_s) if p.dp > 1 else all_reduce_s
+        all_reduce_s = 2 * (p.attention_tp - 1) / p.attention_tp * hidden_s + latency_s if p.attention_tp > 1 else 0.0
+        exchange_s = 2 * ((p.tp - 1) / p.tp * p.dp * hidden_s + latency_s) if p.dp > 1 else all_reduce_s
         logits = p.dp * head_tokens * (vocabulary or m.vocabulary) * ACTIVATION_BYTES
-        logits_s = (p.gpus - 1) / p.gpus * logits * per_byte_s + latency_s
+        logits_s = (p.tp - 1) / p.tp * logits * per_byte_s + latency_s
         return layers * (all_reduce_s + exchange_s) + logits_s
 
     @cached_property
@@ -141,59 +145,28 @@ class RooflineCost(FittedCost):
         """
         if parallel.assume is not None:
             raise InputError("parallel.assume has no effect on a roofline, which computes what parallelism does")
-        self._model.check_split(parallel.tp, parallel.gpus)
+        self._model.check_split(parallel.attention_tp, parallel.tp)
         copy = self.model_copy()
         copy._parallel = parallel
-        if parallel.gpus > 1:
+        if parallel.tp > 1:
             copy._link_bytes_per_s  # noqa: B018 - refuses an unknown link now rather than in a run
-        memory, weights = self._hardware.memory_gib, copy.weight_bytes(drafter_loaded=False)
-        if memory is not None and weights > memory * 2**30:
-            raise InputError(
-                f"parallel: {parallel} leaves {weights / 2**30:.0f} GiB of weights on every GPU, which has {memory:g} GiB"
-            )
+        copy.memory(drafter_loaded=False).check()
         return copy
 
-    def weight_bytes(self, *, drafter_loaded: bool) -> float:
-        """Weights on each GPU: layers, embedding, LM head, and the drafter's layers."""
-        m, p, draft = self._model, self._parallel, self.draft
-        layers = m.layers + (draft.layers if drafter_loaded and isinstance(draft, LayersDraft) else 0)
-        per_layer = m.attention_params_on(p.tp) + m.mlp_params * max(m.experts, 1) / p.gpus
-        return m.bytes_per_param * (layers * per_layer + 2 * m.head_params / p.gpus)
-
-    def kv_bytes_per_token(self, *, drafter_loaded: bool) -> float:
-        """KV cache of one token, copies on further GPUs not counted; drafters keep one of the context too."""
-        draft = self.draft
-        layers = self._model.layers + (draft.layers if drafter_loaded and isinstance(draft, LayersDraft) else 0)
-        return layers * self._model.kv_bytes_per_layer
-
-    def kv_tokens(self, memory_fraction: float, *, drafter_loaded: bool) -> int:
-        """Tokens whose KV cache a rank holds, when weights and KV cache together fill a share of each GPU's memory.
-
-        Raises:
-            InputError: the memory's size is unknown, or the weights leave no room.
-        """
-        memory_gib = self._hardware.memory_gib
-        if memory_gib is None:
-            raise InputError("memory_fraction: hardware.memory_gib is unknown; give it, or kv.blocks instead")
-        weights = self.weight_bytes(drafter_loaded=drafter_loaded)
-        left = memory_fraction * memory_gib * 2**30 - weights
-        if left <= 0:
-            raise InputError(
-                f"memory_fraction: {memory_fraction:g} of {memory_gib:g} GiB does not hold the {weights / 2**30:.0f} GiB "
-                f"of weights on every GPU ({self._parallel}); use more GPUs"
-            )
-        per_token = self.kv_bytes_per_token(drafter_loaded=drafter_loaded) / self._model.kv_split(self._parallel.tp)
-        return int(left / per_token)
+    def memory(self, *, drafter_loaded: bool) -> GpuMemory:
+        """What it takes of the GPUs' memory, with or without the drafter."""
+        layers = self.draft.layers if drafter_loaded and isinstance(self.draft, LayersDraft) else 0
+        return GpuMemory(self._model, self._hardware, self._parallel, layers)
 
     def padding(self, slowest: Load, everybody: Load, longest_draft: int) -> StepSeconds:
         """See :meth:`CostModel.padding`: MLPs and LM head see only tokens that exist."""
         padded = Load(*(self._parallel.dp * n for n in slowest))
 
         def excess(tokens: tuple[int, int], layers: int, head: tuple[int, int], vocabulary: int | None = None) -> float:
-            more, fewer = (
-                self._shared_s(*shape, vocabulary) for shape in zip(tokens, (layers, layers), head, strict=True)
-            )
-            return more - fewer if tokens[1] else 0.0
+            if not tokens[1]:
+                return 0.0
+            more, fewer = (self._shared_s(t, layers, h, vocabulary) for t, h in zip(tokens, head, strict=True))
+            return more - fewer
 
         verified = padded.verified, everybody.verified
         verify_s = excess(verified, self._layers, verified)
@@ -216,7 +189,7 @@ class RooflineCost(FittedCost):
 
     @cached_property
     def _constants(self) -> tuple[float, float, float, float, int, float]:
-        m, tp, bandwidth = self._model, self._parallel.tp, self._hardware.bytes_per_s * self.memory_efficiency
+        m, tp, bandwidth = self._model, self._parallel.attention_tp, self._hardware.bytes_per_s * self.memory_efficiency
         flops = self._hardware.flop_per_s * self.compute_efficiency
         kv_bytes_per_layer = m.kv_bytes_per_layer / m.kv_split(tp)
         return bandwidth, flops, kv_bytes_per_layer, m.heads / tp, m.head_dim, self.launch_ms / 1e3
@@ -255,11 +228,11 @@ class RooflineCost(FittedCost):
     @property
     def _parallel_notes(self) -> list[str]:
         p = self._parallel
-        if p.gpus == 1:
+        if p.tp == 1:
             return []
         linear = isinstance(self.draft, LinearDraft)
         return [
-            f"cost divides the model over {p.gpus} GPUs ({p}) by formula: nothing overlaps, experts are evenly used",
+            f"cost divides the model over {p.tp} GPUs ({p}) by formula: nothing overlaps, experts are evenly used",
             *["draft times are linear: taken as they are, whatever the parallelism"] * linear,
         ]
 

@@ -96,17 +96,21 @@ class ModelSpec(Component):
         """KV-cache bytes of one token in one layer."""
         return 2 * self.kv_heads * self.head_dim * self.kv_bytes_per_value
 
-    def check_split(self, tp: int, gpus: int) -> None:
-        """Refuse to spread attention over ``tp`` and MLPs over ``gpus`` GPUs where parts would be unequal.
+    def check_split(self, attention_tp: int, gpus: int) -> None:
+        """Refuse to spread attention over ``attention_tp`` and MLPs over ``gpus`` GPUs where parts would be unequal.
 
         Raises:
             InputError: all problems.
         """
         problems = []
-        if self.heads % tp:
-            problems.append(f"parallel.tp: {tp} does not divide the model's {self.heads} attention heads")
-        if self.kv_heads % tp and tp % self.kv_heads:
-            problems.append(f"parallel.tp: {tp} neither divides nor is divided by the model's {self.kv_heads} KV heads")
+        if self.heads % attention_tp:
+            problems.append(
+                f"parallel: {attention_tp} GPUs a rank do not divide the model's {self.heads} attention heads"
+            )
+        if self.kv_heads % attention_tp and attention_tp % self.kv_heads:
+            problems.append(
+                f"parallel: {attention_tp} GPUs a rank neither divide nor copy the model's {self.kv_heads} KV heads"
+            )
         if self.intermediate % gpus and (not self.experts or self.experts % gpus):
             parts = f"MLP width of {self.intermediate}" + f" nor {self.experts} experts" * bool(self.experts)
             problems.append(f"parallel: {gpus} GPUs do not divide the model's {parts}")

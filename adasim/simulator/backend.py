@@ -117,7 +117,7 @@ class SimBackend(Component):
             yield "memory_fraction needs a cost of kind roofline, which knows weights and memory; give kv.blocks instead"
         elif self.memory_fraction is not None:
             self._memory(None, drafter_loaded=True)
-        pool = self.disaggregation
+        pool = self._prefills
         if pool is None:
             return
         if self.chunked_prefill is not None:
@@ -173,6 +173,11 @@ class SimBackend(Component):
     def _dp(self) -> int:
         return self.parallel.dp if self.parallel else 1
 
+    @property
+    def _prefills(self) -> Disaggregation | None:
+        """Engines that prefill, if there are any."""
+        return self.disaggregation if self.disaggregation and self.disaggregation.prefill_engines else None
+
     def _cost(self) -> CostModel:
         return self._adjusted(cost_on(self.calibrated_cost, self.parallel))
 
@@ -181,7 +186,7 @@ class SimBackend(Component):
 
     def _prefill_cost(self) -> CostModel:
         """What a prefill engine pays."""
-        pool = self.disaggregation
+        pool = self._prefills
         assert pool is not None
         parallel = pool.parallel or (None if pool.cost else self.parallel)
         return self._adjusted(cost_on(pool.cost or self.calibrated_cost, parallel))
@@ -192,7 +197,7 @@ class SimBackend(Component):
             return self.kv
         cost = self._on_gpus(drafter)
         assert isinstance(cost, RooflineCost)
-        tokens = cost.kv_tokens(self.memory_fraction, drafter_loaded=drafter_loaded)
+        tokens = cost.memory(drafter_loaded=drafter_loaded).kv_tokens(self.memory_fraction)
         return self.kv.model_copy(update={"blocks": tokens // self.kv.block_tokens})
 
     def _on_gpus(self, drafter: str | None) -> CostModel:
@@ -360,14 +365,14 @@ class SimBackend(Component):
     def _pool(
         self, env: simpy.Environment, cost: CostModel, drafter_loaded: bool, lives: Lives, recorder: Recorder
     ) -> PrefillPool | None:
-        config = self.disaggregation
+        config = self._prefills
         if config is None:
             return None
         sent = config.kv_bytes_per_token
         if sent is None:
             model = self.calibrated_cost
             assert isinstance(model, RooflineCost)
-            sent = model.kv_bytes_per_token(drafter_loaded=drafter_loaded)
+            sent = model.memory(drafter_loaded=drafter_loaded).kv_bytes_per_token
         limit = self.max_prefill_tokens or MAX_PREFILL_TOKENS
         return PrefillPool(env, config, self._prefill_cost(), sent, limit, lives, recorder)
 
@@ -375,9 +380,9 @@ class SimBackend(Component):
         """What the numbers are of."""
         notes = []
         if self.parallel is not None:
-            notes.append(f"the engine has {self.parallel.gpus} GPUs ({self.parallel})")
-        if self.disaggregation is not None:
-            engines = self.disaggregation.prefill_engines
+            notes.append(f"the engine has {self.parallel.tp} GPUs ({self.parallel})")
+        if self._prefills is not None:
+            engines = self._prefills.prefill_engines
             notes.append(f"{engines} prefill engines beside the decoding one: throughput is that of all together")
         if self.memory_fraction is not None and memory.blocks is not None:
             tokens = memory.blocks * memory.block_tokens

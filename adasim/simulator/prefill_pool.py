@@ -28,7 +28,7 @@ class Disaggregation(Component):
     for all they hold, which is not modelled.
 
     Attributes:
-        prefill_engines: engines that prefill.
+        prefill_engines: engines that prefill; 0 = none, the decoding engine prefills itself (to sweep from).
         transfer_gb_s: bandwidth out of one prefill engine, all its GPUs together, GB/s.
         transfer_ms: time of a transfer beside moving bytes.
         kv_bytes_per_token: sent for each prompt token; null = the roofline says.
@@ -36,7 +36,7 @@ class Disaggregation(Component):
         cost: prices the prefills; null = the decoding engine's cost.
     """
 
-    prefill_engines: int = Field(default=1, ge=1)
+    prefill_engines: int = Field(default=1, ge=0)
     transfer_gb_s: float = Field(default=50.0, gt=0)
     transfer_ms: float = Field(default=1.0, ge=0)
     kv_bytes_per_token: float | None = Field(default=None, gt=0)
