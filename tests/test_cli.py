@@ -39,6 +39,11 @@ SHRINK = {
     "adaflash_table2": ["--set", "workload.concurrency=2", "--set", "workload.requests=8", "--set", "seeds=[0]"],
     **{name: [*SMALL, "--set", "workload.requests=8"] for name in SWEEPS},
     "smoke": [],
+    "dp_attention": [
+        *["--set", "sweep.backend.disaggregation.prefill_engines=[0, 2]", "--set", "workload.concurrency=16"],
+        *["--set", "seeds=[0]"],
+    ],
+    "pd_disaggregation": ["--set", "sweep.workload.rate_rps=[12]", "--set", "workload.requests=40", "--set", "seeds=[0]"],
     "policy_zoo": [
         *["--set", "sweep.workload.concurrency=[8]", "--set", "workload.requests_per_client=3"],
         *["--set", "seeds=[0]"],

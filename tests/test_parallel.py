@@ -124,13 +124,24 @@ def test_kv_memory_is_what_weights_leave() -> None:
 
 
 def test_memory_fraction_sizes_the_memory_of_a_run() -> None:
-    of = backend(cost=ROOFLINE | {"model": "qwen3-30b-a3b"}, parallel={"tp": 2}, memory_fraction=0.5)
-    records = simulate(OFF, backend=of)
-    drafting = simulate(Fixed(verify_len=8), backend=of)
-    plain, drafter = (next(n for n in r.notes if "KV memory" in n) for r in (records, drafting))
-    tokens = [int(n.split()[3].replace(",", "")) for n in (plain, drafter)]
-    assert tokens[0] > tokens[1] > 0  # the drafter needs memory as well
-    with pytest.raises(InputError, match=r"2\.0 does not|less than or equal to 1"):
+    of = backend(cost=MOE, parallel={"tp": 2}, memory_fraction=0.5)
+    memory = RooflineCost.model_validate(MOE).on(Parallel(tp=2)).memory
+    blocks = {loaded: memory(drafter_loaded=loaded).kv_tokens(0.5) // 16 for loaded in (False, True)}
+    assert blocks[False] > blocks[True] > 0
+    for policy, loaded in ((OFF, False), (Fixed(verify_len=8), True)):
+        seen: list[int] = []
+
+        class Spy(Fcfs):
+            def admit(self, queue: Any, running: Any, kv_free: int, caps: EngineCaps, seen: list[int] = seen) -> IntArray:
+                seen.append(kv_free)
+                return super().admit(queue, running, kv_free, caps)
+
+        model = scenario(backend=of).backend.model_copy(update={"scheduler": Spy()})
+        records = model.run(scenario().workload, policy, 0)
+        assert seen[0] == blocks[loaded]
+        said = f"KV memory holds {16 * blocks[True]:,} tokens beside weights and drafter (memory_fraction)"
+        assert said in records.notes
+    with pytest.raises(InputError, match=r"less than or equal to 1"):
         scenario(backend=of | {"memory_fraction": 2.0})
 
 
@@ -196,9 +207,8 @@ def test_measured_times_elsewhere_only_by_assumed_factors() -> None:
     )
 
 
-def test_the_report_says_what_hardware_it_is_of() -> None:
+def test_the_report_says_what_is_assumed() -> None:
     notes = simulate(OFF, backend=backend(cost=FREE_COST, parallel={"tp": 4, "dp": 2})).notes
-    assert "the engine has 4 GPUs (tp 4, dp 2)" in notes
     assert any("nothing overlaps" in note for note in notes)
     assert any("draft times are linear: taken as they are" in note for note in notes)
 
@@ -288,6 +298,21 @@ def test_idle_ranks_wait() -> None:
     world = World([500], dp=4, **FREE_LINKS)
     expected = attention_s(world.cost, 1, 500) + shared_s(world.cost, 1, 4) + 0.0005
     assert world.verify_s(np.array([1])) == pytest.approx(expected, rel=1e-6)
+
+
+def test_a_prompt_on_one_rank_stops_the_others() -> None:
+    """2,000 tokens on one of two ranks: its attention alone, MLPs on both GPUs; nobody decodes meanwhile."""
+    m, h, tokens = MODELS["qwen3-30b-a3b"], HARDWARE["h100"], 2000
+    parallel: dict[str, Any] = {"tp": 2, "dp": 2, **FREE_LINKS}
+    load = closed(concurrency=1, requests=1, prompt_len={"kind": "fixed", "tokens": tokens})
+    records = simulate(OFF, workload=load, backend=backend(cost=MOE, parallel=parallel))
+    flops = h.flop_per_s * RooflineCost().compute_efficiency
+    attention = 2 * m.layers * m.attention_params * tokens + 4 * tokens * tokens / 2 * m.layers * m.heads * m.head_dim
+    work = 2 * (m.layers * 8 * m.mlp_params * tokens + m.head_params) / 2
+    read = 2 * (m.layers * 128 * m.mlp_params + m.head_params) / 2 / (h.bytes_per_s * RooflineCost().memory_efficiency)
+    expected = attention / flops + max(work / flops, read) + 0.0005
+    assert records.steps["prefill_s"][0] == pytest.approx(expected, rel=1e-6)
+    assert records.steps["decoding"][0] == 0
 
 
 def test_policies_believe_in_balanced_ranks() -> None:

@@ -232,7 +232,7 @@ class RooflineCost(FittedCost):
             return []
         linear = isinstance(self.draft, LinearDraft)
         return [
-            f"cost divides the model over {p.tp} GPUs ({p}) by formula: nothing overlaps, experts are evenly used",
+            "cost divides the model over GPUs by formula: nothing overlaps, experts are evenly used",
             *["draft times are linear: taken as they are, whatever the parallelism"] * linear,
         ]
 

@@ -293,7 +293,7 @@ class SimBackend(Component):
         predicted = self.predictor.predict(requests, seed) if self.predictor else None
         env, lives = simpy.Environment(), Lives(requests, luck.base)
         memory = self._memory(policy.drafter, drafter_loaded=policy.loads_drafter)
-        pool = self._pool(env, cost, policy.loads_drafter, lives, recorder)
+        pool = self._pool(env, policy, lives, recorder)
         admission = self._admission(requests, lives, memory, driver.caps, predicted, pool)
         source = _Source(env, workload, requests, admission)
         trainer, monitor = None, None
@@ -333,7 +333,7 @@ class SimBackend(Component):
         running = (lives.status == RUNNING) & (lives.rounds > 0)
         lives.draft_version[running] = recorder.draft_version
         records = recorder.records(lives)
-        records.notes.extend([*cost.notes, *self._hardware_notes(memory)])
+        records.notes.extend([*cost.notes, *self._hardware_notes(policy.drafter)])
         if pool is not None:
             records.prefills = frame(PrefillRecord, pool.records)
         if predicted is not None and "predicted_len" not in self.scheduler.needs:
@@ -362,31 +362,30 @@ class SimBackend(Component):
         ranks = [one(scheduler=scheduler, caps=share, prefilled=prefilled) for scheduler in schedulers]
         return Ranks(ranks, self.parallel.routing)
 
-    def _pool(
-        self, env: simpy.Environment, cost: CostModel, drafter_loaded: bool, lives: Lives, recorder: Recorder
-    ) -> PrefillPool | None:
+    def _pool(self, env: simpy.Environment, policy: Policy, lives: Lives, recorder: Recorder) -> PrefillPool | None:
+        """Engines that prefill; None = this one does."""
         config = self._prefills
         if config is None:
             return None
         sent = config.kv_bytes_per_token
         if sent is None:
-            model = self.calibrated_cost
-            assert isinstance(model, RooflineCost)
-            sent = model.memory(drafter_loaded=drafter_loaded).kv_bytes_per_token
+            cost = self._on_gpus(policy.drafter)
+            assert isinstance(cost, RooflineCost)
+            sent = cost.memory(drafter_loaded=policy.loads_drafter).kv_bytes_per_token
         limit = self.max_prefill_tokens or MAX_PREFILL_TOKENS
         return PrefillPool(env, config, self._prefill_cost(), sent, limit, lives, recorder)
 
-    def _hardware_notes(self, memory: KvMemory) -> list[str]:
+    def _hardware_notes(self, drafter: str | None) -> list[str]:
         """What the numbers are of."""
         notes = []
-        if self.parallel is not None:
-            notes.append(f"the engine has {self.parallel.tp} GPUs ({self.parallel})")
         if self._prefills is not None:
-            engines = self._prefills.prefill_engines
-            notes.append(f"{engines} prefill engines beside the decoding one: throughput is that of all together")
-        if self.memory_fraction is not None and memory.blocks is not None:
-            tokens = memory.blocks * memory.block_tokens
-            notes.append(f"KV memory holds {tokens:,} tokens{' a rank' * (self._dp > 1)} by backend.memory_fraction")
+            notes.append("prefill engines are hardware beside the decoding one: throughput is that of all together")
+        if self.memory_fraction is not None:
+            memory = self._memory(drafter, drafter_loaded=True)
+            tokens, ranked = (memory.blocks or 0) * memory.block_tokens, " a rank" * (self._dp > 1)
+            notes.append(
+                f"KV memory holds {tokens:,} tokens{ranked} beside weights and drafter (backend.memory_fraction)"
+            )
         return notes
 
     def _luck(
