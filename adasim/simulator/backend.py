@@ -383,9 +383,7 @@ class SimBackend(Component):
         if self.memory_fraction is not None:
             memory = self._memory(drafter, drafter_loaded=True)
             tokens, ranked = (memory.blocks or 0) * memory.block_tokens, " a rank" * (self._dp > 1)
-            notes.append(
-                f"KV memory holds {tokens:,} tokens{ranked} beside weights and drafter (backend.memory_fraction)"
-            )
+            notes.append(f"KV memory holds {tokens:,} tokens{ranked} beside weights and drafter (memory_fraction)")
         return notes
 
     def _luck(
