@@ -111,6 +111,7 @@ def _notes(imported: "Imported") -> list[str]:
 
 def _show(found: "list[Imported]", sink: "Sink", out: Path | None, *, as_json: bool) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from adasim.files import to_json
@@ -123,13 +124,13 @@ def _show(found: "list[Imported]", sink: "Sink", out: Path | None, *, as_json: b
     files = Table("file", "kind", "rows", "skipped")
     for i in found:
         rows = ", ".join(f"{count} {name}" for name, count in i.rows.items())
-        files.add_row(i.source.name, i.kind, rows or "-", str(i.source.skipped or "-"))
+        files.add_row(escape(i.source.name), i.kind, rows or "-", str(i.source.skipped or "-"))
     console.print(files)
     columns = [c for c in SHOWN if any(getattr(r, c) not in {None, ""} for r in sink.runs)]
     if columns:
         table = Table(*columns)
         for row in sink.runs[:MAX_SHOWN]:
-            table.add_row(*(_cell(getattr(row, c)) for c in columns))
+            table.add_row(*(escape(_cell(getattr(row, c))) for c in columns))
         console.print(table)
         if len(sink.runs) > MAX_SHOWN:
             console.print(f"... and {len(sink.runs) - MAX_SHOWN} more runs", highlight=False)
@@ -139,7 +140,7 @@ def _show(found: "list[Imported]", sink: "Sink", out: Path | None, *, as_json: b
         for problem in i.source.problems:
             console.print(f"skipped: {problem}", highlight=False, markup=False)
     if out is not None:
-        console.print(f"Tables: {out}", highlight=False)
+        console.print(f"Tables: {out}", highlight=False, markup=False)
 
 
 def _cell(value: object) -> str:

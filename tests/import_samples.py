@@ -105,7 +105,7 @@ VLLM_BENCH: dict[str, Any] = {
     "duration": 20.0,
     "completed": 64,
     "failed": 0,
-    "total_input_tokens": 6400,
+    "total_input_tokens": 6410,
     "total_output_tokens": 8000,
     "request_throughput": 3.2,
     "output_throughput": 400.0,

@@ -98,7 +98,14 @@ def test_ambiguous_content_asks_for_as(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "says"),
-    [(b"", "is empty"), (b"\0\1\2", "no text"), (b"\x1f\x8bgarbage", "cannot be read"), (None, "no such file")],
+    [
+        (b"", "is empty"),
+        (b"\0\1\2", "no text"),
+        (b"\x1f\x8bgarbage", "cannot be read"),
+        (gzip.compress(b'{"a": 1}' * 99)[:-12], "cannot be read"),
+        (pa.Codec("zstd").compress(b"x" * 999, asbytes=True)[:9] + b"???", "cannot be read"),
+        (None, "no such file"),
+    ],
 )
 def test_what_cannot_be_read_is_named(tmp_path: Path, content: bytes | None, says: str) -> None:
     if content is not None:
@@ -230,6 +237,21 @@ def test_sglang_log_with_cut_lengths_rates_what_was_verified(tmp_path: Path) -> 
     assert [step.verify_len, step.acceptance_rate, step.time_s] == pytest.approx([4, 1.5 / 3, None])
 
 
+@pytest.mark.parametrize(
+    ("arguments", "k", "rate"),
+    [("speculative_algorithm='EAGLE', speculative_num_draft_tokens=4\n", 3, 1.17 / 3), ("", 3, None)],
+)
+def test_sglang_rates_that_count_the_bonus_token(tmp_path: Path, arguments: str, k: int, rate: float | None) -> None:
+    """A line as SGLang printed it: 0.54 is 2.17 / 4, bonus token and anchor counted."""
+    path = tmp_path / "log"
+    line = "Decode batch. #running-req: 1, #token: 108, token usage: 0.00, accept len: 2.17, accept rate: 0.54, "
+    path.write_text(f"{arguments}{line}cuda graph: True, gen throughput (token/s): 178.86, #queue-req: 0\n")
+    sink, found = read(path)
+    assert sink.runs[0].k == k
+    assert [sink.steps[0].tau, sink.steps[0].acceptance_rate] == pytest.approx([2.17, rate])
+    assert ("the rates fit 3" in notes(found)) == (not arguments)
+
+
 def test_vllm_log(tmp_path: Path) -> None:
     sink, found = sample(tmp_path, "vllm_log")
     first, second = sink.steps
@@ -240,6 +262,18 @@ def test_vllm_log(tmp_path: Path) -> None:
     assert run.tau == pytest.approx(1 + 270 / 200)
     assert [a.survival for a in sink.acceptance] == pytest.approx([0.7, 0.45, 0.2])
     assert not found[0].source.notes
+
+
+def test_vllm_log_line_with_fields_left_out(tmp_path: Path) -> None:
+    """96 rounds of two drafts: 1 + 156 / 96 = 2.625."""
+    path = tmp_path / "log"
+    path.write_text(
+        "SpecDecoding metrics: Mean acceptance length: 2.62, Accepted: 156 tokens, Drafted: 192 tokens, "
+        "Per-position acceptance rate: 0.885, 0.740\n"
+    )
+    sink, found = read(path)
+    assert (sink.runs[0].rounds, sink.runs[0].tau, sink.steps[0].acceptance_rate) == (96, 2.625, 156 / 192)
+    assert not notes(found)
 
 
 def test_vllm_log_with_cut_lengths(tmp_path: Path) -> None:
@@ -371,6 +405,7 @@ def test_throughput_table_with_trees(tmp_path: Path) -> None:
         ("file,model,thinking,K,AL\nx,m,thinking_on,2,2.51\n", [(2, None, None, 2.51)]),
         ("source,model,draft,domain,AL\nblog,M3,EAGLE3 k=3 (amd),coding,3.32\n", [(3, None, None, 3.32)]),
         ("c,k7_tok_s,k5_tok_s\n1,44.75,42.18\n", [(7, 1, 44.75, None), (5, 1, 42.18, None)]),
+        ("c,baseline_tok_s,dflash_tok_s\n4,100,180\n", [(0, 4, 100, None), (None, 4, 180, None)]),
         ("domain,K,AL_qwen3arch,AL_llamaarch\nmath,1,1.83,1.81\n", [(1, None, None, 1.83), (1, None, None, 1.81)]),
         ("model,concurrency,best_K(non-listed=3)\nm,4,6\nm,<=8,7\n", [(6, 4, None, None), (7, None, None, None)]),
     ],
@@ -418,7 +453,7 @@ def test_column_names() -> None:
     assert column_of("num_steps(topk=1)") == "steps"
     assert column_of("pos0_pct") == "position_1"
     assert variant_of("TPOT_ms_eagle1") == ("tpot_mean_ms", "eagle1")
-    assert variant_of("accept_len") == (None, "")
+    assert variant_of("accept_len") == variant_of("total_tok_s") == (None, "")
     assert [k_of(n) for n in ("fixed_k3", "MTP-1", "EAGLE3 k=3 (amd)", "Qwen3")] == [3, 1, 3, None]
 
 
@@ -438,6 +473,7 @@ COUNTERS = {k: None for k in samples.VLLM_BENCH if k.startswith("spec_decode_")}
         ({"spec_decode_draft_tokens": 200, "spec_decode_acceptance_rate": 75.0}, "lower bound"),
         ({"spec_decode_per_position_acceptance_rates": [0.8, 0.8, 0.8]}, "may not be survival"),
         ({"dataset_name": "random"}, "random tokens"),
+        ({"total_input_tokens": 6400}, "equally long"),
         ({"completed": 31}, "four requests per client"),
         ({"failed": 2}, "requests failed"),
         (COUNTERS, "no speculation counters"),

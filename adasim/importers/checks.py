@@ -143,6 +143,8 @@ def run_of(source: Source, run: RunRow, retokenised: int | None = None) -> RunRo
         Malformed: percentiles that fall, or a median time to first token above the median of the whole.
     """
     prompts(source, run.dataset)
+    if run.dataset is None and _even(run.prompt_tokens, run.requests) and _even(run.output_tokens, run.requests):
+        source.note("prompts and outputs seem to be equally long: if they are random tokens, acceptance means nothing")
     if run.engine and run.version:
         source.engines.add((run.engine, run.version))
     for name in ("ttft", "tpot", "itl", "e2e"):
@@ -160,6 +162,11 @@ def run_of(source: Source, run: RunRow, retokenised: int | None = None) -> RunRo
     if retokenised and run.output_tokens and abs(retokenised / run.output_tokens - 1) > RETOKENISED:
         source.note("counts of generated and retokenised tokens differ: generated ones are used")
     return run
+
+
+def _even(tokens: int | None, requests: int | None) -> bool:
+    """Whether so many requests can have the same number of tokens; by chance one set in ``requests`` does."""
+    return bool(tokens) and requests is not None and requests >= 16 and (tokens or 0) % requests == 0
 
 
 def warm_up(source: Source, ttft_s: Sequence[float], concurrency: float | None) -> None:

@@ -55,7 +55,8 @@ POSITION = re.compile(r"pos(?:ition)?_?(\d+)(?:_pct)?")
 BASELINE = re.compile(r"(no[_ -]?spec|none|ar|baseline|vanilla|off|plain|without)", re.IGNORECASE)
 NAMED_K = re.compile(r"(?<![a-z])(?:k|mtp)\s*[=_x-]?\s*(\d+)\b", re.IGNORECASE)
 SECONDS = re.compile(r"(baseline|vanilla|nospec|no_spec|spec|off|on)_s")
-LEADING = re.compile(r"(k\d+)_(.+)")
+LEADING = re.compile(r"(?!total|input|request|prompt|peak|max|min|std|mean|median|p\d)([a-z0-9]+)_(.+)", re.IGNORECASE)
+LED = {"output_tok_s", "tau"}  # measures that a variant's name may stand before
 
 
 def column_of(name: str) -> str | None:
@@ -73,7 +74,7 @@ def variant_of(name: str) -> tuple[str | None, str]:
     plain = BRACKETS.sub("", name).strip().strip("_")
     if found := SECONDS.fullmatch(plain):
         return "duration_s", found[1]
-    if (found := LEADING.fullmatch(plain)) and (known := column_of(found[2])):
+    if (found := LEADING.fullmatch(plain)) and (known := column_of(found[2])) in LED:
         return known, found[1]
     parts = plain.split("_")
     for cut in range(len(parts) - 1, 0, -1):

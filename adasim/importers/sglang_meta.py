@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from adasim.importers.checks import acceptance, times
-from adasim.importers.fields import Malformed, mapping, number, numbers, text, whole
+from adasim.importers.fields import Malformed, mapping, number, numbers, whole
 from adasim.importers.head import Head
 from adasim.importers.json_stream import JsonStream
 from adasim.importers.sink import Sink
@@ -24,7 +24,7 @@ def recognises(head: Head) -> bool:
 
 def read(source: Source, sink: Sink) -> None:
     """Fill requests, one run of all of them, and survival where every round verified the full block."""
-    pooled, accepted_lens, cut = Counter[str](), Counter[int](), False
+    pooled, accepted_lens, cut, k = Counter[str](), Counter[int](), False, 0
     for stream in source.documents():
         with source.guard(stream):
             for record in _records(stream):
@@ -32,6 +32,7 @@ def read(source: Source, sink: Sink) -> None:
                     meta = mapping(record, "meta_info") or record
                     row = request_row(source, meta, pooled["requests"])
                     cut |= number(meta, "spec_cap_length") is not None
+                    k = max(k, round((whole(meta, "spec_num_proposed_drafts") or 0) / (row.rounds or 1)))
                     for drafts, count in enumerate(numbers(meta.get("spec_correct_drafts_histogram"), "histogram")):
                         accepted_lens[drafts] += int(count)
                     for name in ("rounds", "drafted", "accepted", "output_len", "prompt_len"):
@@ -41,14 +42,14 @@ def read(source: Source, sink: Sink) -> None:
     if not pooled["requests"]:
         return
     rounds = pooled["rounds"]
-    k = max(accepted_lens, default=None) if not rounds else -(-pooled["drafted"] // rounds) or None
     found = acceptance(source, rounds=rounds, drafted=pooled["drafted"] or None, accepted=pooled["accepted"])
     sink.add(
         RunRow(
             source.name,
             0,
             engine="sglang",
-            k=k if rounds else 0,
+            k=k or None if rounds else 0,
+            depth=k or None if rounds else 0,
             requests=pooled["requests"],
             prompt_tokens=pooled["prompt_len"] or None,
             output_tokens=pooled["output_len"],
@@ -97,7 +98,7 @@ def request_row(source: Source, meta: Mapping[str, Any], request: int) -> Reques
     e2e_s = number(meta, "e2e_latency")
     ttft_s = number(meta, "ttft") if "ttft" in meta else number(meta, "first_token_latency")
     after = None if e2e_s is None or ttft_s is None or tokens < 2 else (e2e_s - ttft_s) / (tokens - 1)
-    status = "failed" if "abort" in (text(mapping(meta, "finish_reason"), "type") or "") else "finished"
+    status = "failed" if "abort" in str(meta.get("finish_reason")) else "finished"
     return times(
         RequestRow(
             source.name,

@@ -5,6 +5,7 @@ import gzip
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ class _Hashed(io.RawIOBase):
 
 
 def unpacked(raw: io.RawIOBase) -> TextIO:
-    """Text of a file, plain, gzip or zstd, told by its first bytes."""
+    """Text of a file, plain, gzip or zstd, told by its first bytes. Bytes that are no UTF-8 become replacement marks."""
     file = io.BufferedReader(raw, 1 << 18)
     start = file.peek(4)[:4]
     binary: Any = file
@@ -114,7 +115,7 @@ class Source:
                 while raw.read(1 << 18):
                     pass
                 self.sha256, self.bytes = raw.hash.hexdigest(), raw.bytes
-        except (OSError, EOFError, csv.Error, pa.ArrowException) as error:
+        except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
             raise InputError(f"{self.name}: cannot be read: {error}") from error
 
     def finish(self) -> None:
@@ -202,7 +203,7 @@ def head(path: Path, characters: int = 1 << 20) -> str:
     try:
         with _Hashed(path) as raw:
             start = unpacked(raw).read(characters)
-    except (OSError, EOFError, pa.ArrowException) as error:
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
         raise InputError(f"{path}: cannot be read: {error}") from error
     if not start.strip():
         raise InputError(f"{path}: is empty")

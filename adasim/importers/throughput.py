@@ -15,7 +15,7 @@ from typing import Any
 
 from adasim.importers.checks import acceptance, run_of
 from adasim.importers.columns import BASELINE, POSITION, column_of, k_of, variant_of
-from adasim.importers.fields import Malformed, number, whole
+from adasim.importers.fields import Malformed, needed, number, whole
 from adasim.importers.head import Head
 from adasim.importers.sink import Sink
 from adasim.importers.source import Source
@@ -71,7 +71,7 @@ def run_row(source: Source, cells: Mapping[str, str], label: str, run: int) -> t
     found = acceptance(
         source,
         tau=tau,
-        rate=None if rate is None else rate / (100 if rate > 1 or "acceptance_rate_pct" in values else 1),
+        rate=None if rate is None else rate / (100 if rate > 1 else 1),
         rounds=rounds,
         drafted=drafted,
         accepted=accepted,
@@ -130,15 +130,12 @@ def _understood(source: Source, cells: Mapping[str, str]) -> tuple[dict[str, str
             if known is None and _numeric(cell):
                 source.note(f"column {name} is not understood: it is kept in the label")
         elif cell:
-            if known in values and values[known] != cell:
+            if name.endswith("_pct"):
+                values[known] = str(needed(number(cells, name, high=100), name) / 100)
+            elif values.setdefault(known, cell) != cell:
                 raise Malformed(f"two columns give {known}: {values[known]} and {cell}")
-            values[known] = cell
             if "rank" in name:
                 source.note(f"{name} is of one rank, not of the whole engine")
-            if name.endswith("_pct") and known == "acceptance_rate":
-                values["acceptance_rate_pct"] = cell
-            if POSITION.fullmatch(name) and name.endswith("_pct"):
-                values[known] = str(float(cell) / 100)
     return values, said
 
 
