@@ -1,30 +1,27 @@
 """Throughput and acceptance tables people write (CSV): batch or concurrency x k -> tokens per second, accept length.
 
-Columns are known by their names, in any order, with units or remarks in brackets. Three shapes are read:
-
-- a row a cell: ``batch_size,steps,throughput_tok_s,accept_length``;
-- wide, a variant in a column's name: ``AL_eagle3``, ``k7_tok_s``, ``baseline_s``;
-- turned round, a metric a row: ``metric,mtp1,mtp8``.
-
-Columns that are no number become the run's label; numbers that are not understood are named in a note.
+Columns are known by their names (``columns.py``), in any order and shape (``shapes.py``). Those that hold no number
+become the run's label, and so do numbers that are not understood, which a note names.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from adasim.importers.checks import acceptance, run_of
-from adasim.importers.columns import BASELINE, POSITION, column_of, k_of, variant_of
+from adasim.importers.columns import BASELINE, column_of, k_of, variant_of
 from adasim.importers.fields import Malformed, needed, number, whole
 from adasim.importers.head import Head
+from adasim.importers.shapes import is_number, rows_of, variants_of
 from adasim.importers.sink import Sink
 from adasim.importers.source import Source
 from adasim.importers.tables import AcceptanceRow, RunRow
+from adasim.importers.vllm_bench import falling
 
 MEASURES = {"output_tok_s", "tok_s_user", "tau", "tpot_mean_ms", "tpot_p50_ms", "ttft_p50_ms", "ttft_mean_ms", "accepted"}
 LOADS = {"concurrency", "k", "steps", "policy", "verify_len", "domain"}
+LENGTHS = ("k", "best_k", "steps")
 NAMED = {"policy", "model", "dataset"}  # labels that need no name
-Cells = dict[str, str]
 
 
 def recognises(head: Head) -> bool:
@@ -38,17 +35,16 @@ def recognises(head: Head) -> bool:
 def read(source: Source, sink: Sink) -> None:
     """Fill runs, and survival where positions are given."""
     run = 0
-    seen: dict[tuple[object, ...], int] = {}
-    for line, cells in _rows(source):
+    seen: set[RunRow] = set()
+    for line, cells in rows_of(source):
         with source.guard(line):
-            for label, variant in _variants(cells):
+            for label, variant in variants_of(cells):
                 row, survival = run_row(source, variant, label, run)
                 if not row.k and row.k is not None and not survival:  # plain decoding stands beside every k
-                    key = tuple(row._replace(run=0))
-                    if key in seen:
+                    if row._replace(run=0) in seen:
                         source.note("plain decoding is repeated for every length: kept once")
                         continue
-                    seen[key] = run
+                    seen.add(row._replace(run=0))
                 sink.add(run_of(source, row))
                 sink.extend(AcceptanceRow(source.name, run, row.label, i, s, row.rounds) for i, s in survival)
                 run += 1
@@ -78,7 +74,7 @@ def run_row(source: Source, cells: Mapping[str, str], label: str, run: int) -> t
         k=k,
         depth=depth,
     )
-    survival = [] if k == 0 else sorted(_survival(values))
+    survival = [] if k == 0 else _survival(values)
     duration, tokens = number(values, "duration_s"), whole(values, "output_tokens")
     tok_s = number(values, "output_tok_s")
     if tok_s is None and duration and tokens:
@@ -122,14 +118,16 @@ def _understood(source: Source, cells: Mapping[str, str]) -> tuple[dict[str, str
     values, said = dict[str, str](), dict[str, str]()
     for name, cell in cells.items():
         known = column_of(name)
-        if known == "concurrency" and "best_k" in map(column_of, cells) and not _numeric(cell):
+        if known == "concurrency" and "best_k" in map(column_of, cells) and not is_number(cell):
             said[name] = cell  # a range of loads
         elif known is None or known in NAMED:
             if cell:
                 said[known or name] = cell
-            if known is None and _numeric(cell):
+            if known is None and is_number(cell):
                 source.note(f"column {name} is not understood: it is kept in the label")
         elif cell:
+            if known not in LENGTHS:  # a length may be a word: autospec
+                number(cells, name)
             if name.endswith("_pct"):
                 values[known] = str(needed(number(cells, name, high=100), name) / 100)
             elif values.setdefault(known, cell) != cell:
@@ -147,9 +145,9 @@ def _lengths(values: Mapping[str, str], said: dict[str, str], label: str) -> tup
     adaptive = next((n for n in names if re.search(r"adapt|auto", n, re.IGNORECASE)), None)
     if adaptive is not None:
         return None, k_of(adaptive)
-    for column in ("k", "best_k", "steps"):
+    for column in LENGTHS:
         cell = values.get(column)
-        if cell and not _numeric(cell):
+        if cell and not is_number(cell):
             said[column] = cell  # "autospec": lengths that vary
             return None, None
     k, steps, verified = whole(values, "k"), whole(values, "steps"), whole(values, "verify_len")
@@ -162,79 +160,10 @@ def _lengths(values: Mapping[str, str], said: dict[str, str], label: str) -> tup
     return k, k
 
 
-def _survival(values: Mapping[str, str]) -> Iterator[tuple[int, float]]:
-    for name in values:
-        if name.startswith("position_"):
-            share = number(values, name, high=1)
-            if share is not None:
-                yield int(name.removeprefix("position_")), share
-
-
-def _rows(source: Source) -> Iterator[tuple[int, Cells]]:
-    """Rows as they are, or turned round when metrics stand below one another."""
-    turned: dict[str, Cells] = {}
-    last = 0
-    for line, cells in source.records():
-        if "metric" not in cells:
-            yield line, cells
-        elif len(cells) == len([n for n in cells if n == "metric" or _label(n)]) and next(iter(cells)) == "metric":
-            for name, cell in cells.items():
-                if name != "metric":
-                    turned.setdefault(name, {"policy": name})[cells["metric"]] = cell
-            last = line
-        else:
-            yield from _pair(source, line, cells)
-    for cells in turned.values():
-        yield last, {n: c for n, c in cells.items() if c}
-
-
-def _pair(source: Source, line: int, cells: Cells) -> Iterator[tuple[int, Cells]]:
-    """A row that compares one metric without and with speculation."""
-    with source.guard(line):
-        values = {n: c for n, c in cells.items() if variant_of(n)[1] or n in {"nospec", "spec", "off", "on"}}
-        if not values:
-            raise Malformed("no columns to compare, like nospec and spec")
-        if column_of(cells["metric"]) is None:
-            raise Malformed(f"metric {cells['metric']!r} is not understood")
-        wrong = [f"{n} is {c!r}" for n, c in values.items() if c and not _numeric(c)]
-        if wrong:
-            raise Malformed(", ".join(wrong) + ", allowed: a number")
-        about = {n: c for n, c in cells.items() if n not in {*values, "metric", "note"}}
-        for name, cell in values.items():
-            if cell:
-                yield line, {**about, "policy": name, cells["metric"]: cell}
-
-
-def _variants(cells: Cells) -> Iterator[tuple[str, Cells]]:
-    """A row for every variant that column names tell apart; one without a label where none do."""
-    named: dict[str, Cells] = {}
-    for name, cell in cells.items():
-        if column_of(name) is None:
-            known, variant = variant_of(name)
-            if known is not None and variant:
-                named.setdefault(variant, {})[known] = cell
-    if not named:
-        yield "", cells
-        return
-    shared = {n: c for n, c in cells.items() if column_of(n) is not None or variant_of(n)[0] is None}
-    counted = {"tau", "rounds", "drafted", "accepted", "output_tokens", "acceptance_rate"}
-    for variant, own in named.items():
-        if not any(own.values()):
-            continue
-        plain = BASELINE.fullmatch(variant) is not None
-        kept = {
-            n: c for n, c in shared.items() if not plain or (column_of(n) not in counted and not POSITION.fullmatch(n))
-        }
-        yield variant, kept | own
-
-
-def _label(name: str) -> bool:
-    return column_of(name) is None
-
-
-def _numeric(cell: Any) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
+def _survival(values: Mapping[str, str]) -> list[tuple[int, float]]:
+    """Positions, from 1, and their survival."""
+    names = {int(n.removeprefix("position_")): n for n in values if n.startswith("position_")}
+    shares = [(i, number(values, names[i], high=1)) for i in sorted(names)]
+    known = [(i, s) for i, s in shares if s is not None]
+    falling([s for _, s in known], "positions")
+    return known
