@@ -6,13 +6,15 @@ import json
 import re
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adasim.errors import InputError
@@ -808,3 +810,26 @@ def test_percentiles_are_exact_and_then_nearly_so() -> None:
         assert binned.at(q) == pytest.approx(float(np.percentile(many, q)), rel=0.002)
     assert binned.mean == pytest.approx(many.mean())
     assert Quantiles().at(50) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    where=st.floats(0, 1),
+    cut=st.integers(0, 12),
+    put=st.sampled_from(
+        ["", "null", "-1", "[]", "{}", '"x"', "1e400", "NaN", "\n", ",", "}", "0", "9" * 30, "true", "é"]
+    ),
+    keep_going=st.booleans(),
+)
+def test_damaged_files_are_read_or_refused(name: str, where: float, cut: int, put: str, keep_going: bool) -> None:
+    """Whatever is cut out or put in: rows, or an InputError; never anything else."""
+    kind, text = samples.texts()[name]
+    at = round(where * len(text))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        path.write_text(text[:at] + put + text[at + cut :], encoding="utf-8")
+        with suppress(InputError):
+            read(path, kind=kind, keep_going=keep_going)
+        with suppress(InputError):
+            recognise(path)
