@@ -195,6 +195,17 @@ def test_guidellm_tpot_excludes_the_first_token(tmp_path: Path, name: str) -> No
     assert "synthetic" in notes(found)
 
 
+def test_guidellm_of_older_versions(tmp_path: Path) -> None:
+    """Strategy under args, percentiles beside the mean, counts under run_stats."""
+    new = samples.GUIDELLM["benchmarks"][0]
+    flat = {n: {"successful": {"mean": 5.0, "median": 4.0, "p99": 9.0}} for n in new["metrics"] if n != "request_totals"}
+    old = {"args": {"strategy": {"type_": "synchronous"}}, "metrics": flat}
+    old["run_stats"] = {"requests_made": {"successful": 7, "errored": 1}}
+    (run,) = read(lines(tmp_path, {"benchmarks": [old]}))[0].runs
+    assert (run.concurrency, run.requests, run.failed) == (1, 7, 1)
+    assert (run.tpot_mean_ms, run.tpot_p99_ms, run.e2e_p99_ms) == (5, 9, 9000)
+
+
 def test_aiperf(tmp_path: Path) -> None:
     sink, _ = sample(tmp_path, "aiperf")
     first, second, failed = sink.requests
