@@ -117,7 +117,7 @@ def _show(found: "list[Imported]", sink: "Sink", out: Path | None, *, as_json: b
     from adasim.files import to_json
 
     if as_json:
-        tables = {"runs": sink.runs, "acceptance": sink.acceptance, "costs": sink.costs}
+        tables: dict[str, list[Any]] = {"runs": sink.runs, "acceptance": sink.acceptance, "costs": sink.costs}
         listed = {name: [r._asdict() for r in table] for name, table in tables.items()}
         print(to_json({**manifest(found), "out": None if out is None else str(out), **listed}), end="")
         return

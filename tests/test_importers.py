@@ -537,6 +537,8 @@ def test_engine_versions_that_differ_are_said(tmp_path: Path) -> None:
     [
         ("3,1.5,0.50", 2.5, 0.5, "leaves out the bonus token"),  # rate x k
         ("3,2.5,0.50", 2.5, 0.5, ""),
+        ("15,7.05,0.40", 7.05, 0.4, ""),  # 6.05 of 15, rounded
+        ("3,2.5,0.10", 2.5, 0.1, "fit no one definition"),
         ("3,2.5,0.625", 2.5, 0.5, "rate counts the bonus token"),  # 2.5 of 4
         ("7,2.5,0.80", 2.5, 0.8, "over fewer drafts than configured"),
     ],
