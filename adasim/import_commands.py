@@ -117,8 +117,9 @@ def _show(found: "list[Imported]", sink: "Sink", out: Path | None, *, as_json: b
     from adasim.files import to_json
 
     if as_json:
-        runs = [r._asdict() for r in sink.runs]
-        print(to_json({**manifest(found), "out": None if out is None else str(out), "runs": runs}), end="")
+        tables: dict[str, list[Any]] = {"runs": sink.runs, "acceptance": sink.acceptance, "costs": sink.costs}
+        listed = {name: [r._asdict() for r in table] for name, table in tables.items()}
+        print(to_json({**manifest(found), "out": None if out is None else str(out), **listed}), end="")
         return
     console = Console(soft_wrap=True)
     files = Table("file", "kind", "rows", "skipped")
@@ -128,9 +129,13 @@ def _show(found: "list[Imported]", sink: "Sink", out: Path | None, *, as_json: b
     console.print(files)
     columns = [c for c in SHOWN if any(getattr(r, c) not in {None, ""} for r in sink.runs)]
     if columns:
-        table = Table(*columns)
+        curves: dict[tuple[str, int], list[str]] = {}
+        for a in sink.acceptance:
+            curves.setdefault((a.file, a.run), []).append(f"{a.survival:.2f}")
+        table = Table(*columns, *(["survival"] if curves else []))
         for row in sink.runs[:MAX_SHOWN]:
-            table.add_row(*(escape(_cell(getattr(row, c))) for c in columns))
+            curve = [" ".join(curves.get((row.file, row.run), ["-"]))] if curves else []
+            table.add_row(*(escape(_cell(getattr(row, c))) for c in columns), *curve)
         console.print(table)
         if len(sink.runs) > MAX_SHOWN:
             console.print(f"... and {len(sink.runs) - MAX_SHOWN} more runs", highlight=False)

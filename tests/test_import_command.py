@@ -20,11 +20,15 @@ def run(*arguments: object) -> int:
     return 0
 
 
-def test_what_was_found_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_was_found_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     files = [samples.write(tmp_path, name) for name in ("vllm", "sglang_plain", "throughput")]
     assert run(*files) == 0
     shown = capsys.readouterr().out
     assert all(kind in shown for kind in ("vllm-bench", "sglang-bench", "throughput"))
+    assert "0.80 0.50 0.20" in shown
     assert "! " in shown
     assert "average since its start" in shown
 
@@ -58,6 +62,7 @@ def test_tables_and_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     printed = json.loads(capsys.readouterr().out)
     assert printed["files"] == manifest["files"]
     assert printed["runs"][0]["k"] == 3
+    assert [a["survival"] for a in printed["acceptance"]][:3] == [0.8, 0.5, 0.2]
 
 
 def test_the_same_files_make_the_same_bytes(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ import json
 import re
 import tracemalloc
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adasim.errors import InputError
@@ -191,6 +193,17 @@ def test_guidellm_tpot_excludes_the_first_token(tmp_path: Path, name: str) -> No
     ]
     assert "includes the first token" in notes(found)
     assert "synthetic" in notes(found)
+
+
+def test_guidellm_of_older_versions(tmp_path: Path) -> None:
+    """Strategy under args, percentiles beside the mean, counts under run_stats."""
+    new = samples.GUIDELLM["benchmarks"][0]
+    flat = {n: {"successful": {"mean": 5.0, "median": 4.0, "p99": 9.0}} for n in new["metrics"] if n != "request_totals"}
+    old = {"args": {"strategy": {"type_": "synchronous"}}, "metrics": flat}
+    old["run_stats"] = {"requests_made": {"successful": 7, "errored": 1}}
+    (run,) = read(lines(tmp_path, {"benchmarks": [old]}))[0].runs
+    assert (run.concurrency, run.requests, run.failed) == (1, 7, 1)
+    assert (run.tpot_mean_ms, run.tpot_p99_ms, run.e2e_p99_ms) == (5, 9, 9000)
 
 
 def test_aiperf(tmp_path: Path) -> None:
@@ -524,6 +537,8 @@ def test_engine_versions_that_differ_are_said(tmp_path: Path) -> None:
     [
         ("3,1.5,0.50", 2.5, 0.5, "leaves out the bonus token"),  # rate x k
         ("3,2.5,0.50", 2.5, 0.5, ""),
+        ("15,7.05,0.40", 7.05, 0.4, ""),  # 6.05 of 15, rounded
+        ("3,2.5,0.10", 2.5, 0.1, "fit no one definition"),
         ("3,2.5,0.625", 2.5, 0.5, "rate counts the bonus token"),  # 2.5 of 4
         ("7,2.5,0.80", 2.5, 0.8, "over fewer drafts than configured"),
     ],
@@ -808,3 +823,26 @@ def test_percentiles_are_exact_and_then_nearly_so() -> None:
         assert binned.at(q) == pytest.approx(float(np.percentile(many, q)), rel=0.002)
     assert binned.mean == pytest.approx(many.mean())
     assert Quantiles().at(50) is None
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    name=st.sampled_from(NAMES),
+    where=st.floats(0, 1),
+    cut=st.integers(0, 12),
+    put=st.sampled_from(
+        ["", "null", "-1", "[]", "{}", '"x"', "1e400", "NaN", "\n", ",", "}", "0", "9" * 30, "true", "é"]
+    ),
+    keep_going=st.booleans(),
+)
+def test_damaged_files_are_read_or_refused(name: str, where: float, cut: int, put: str, keep_going: bool) -> None:
+    """Whatever is cut out or put in: rows, or an InputError; never anything else."""
+    kind, text = samples.texts()[name]
+    at = round(where * len(text))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "x"
+        path.write_text(text[:at] + put + text[at + cut :], encoding="utf-8")
+        with suppress(InputError):
+            read(path, kind=kind, keep_going=keep_going)
+        with suppress(InputError):
+            recognise(path)

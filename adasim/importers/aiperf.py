@@ -85,6 +85,7 @@ def request_row(source: Source, record: Mapping[str, Any], run: _Run) -> Request
     spec = mapping(record, "spec_decode_acceptance")
     rounds, drafted = whole(spec, "num_spec_steps"), whole(spec, "num_draft_tokens")
     accepted, k = whole(spec, "num_accepted_draft_tokens"), whole(spec, "num_spec_tokens")
+    histogram = _histogram(mapping(spec, "acceptance_histogram"))
     found = acceptance(
         source,
         tau=number(spec, "mean_acceptance_length"),
@@ -125,9 +126,18 @@ def request_row(source: Source, record: Mapping[str, Any], run: _Run) -> Request
         run.first_ttft.append(row.ttft_s)
     sums = {"prompt": prompt, "output": output, "rounds": rounds, "drafted": drafted, "accepted": accepted}
     run.pooled.update({n: v or 0 for n, v in sums.items()})
-    for drafts in mapping(spec, "acceptance_histogram"):
-        run.accepted_lens[int(drafts)] += whole(mapping(spec, "acceptance_histogram"), drafts) or 0
+    run.accepted_lens.update(histogram)
     return row
+
+
+def _histogram(given: Mapping[str, Any]) -> Counter[int]:
+    """Rounds by drafts accepted."""
+    found = Counter[int]()
+    for drafts in given:
+        if not drafts.isdecimal() or len(drafts) > 4:
+            raise Malformed(f"acceptance_histogram: {drafts!r} is no number of drafts")
+        found[int(drafts)] = whole(given, drafts) or 0
+    return found
 
 
 def run_row(source: Source, run: _Run) -> RunRow:

@@ -98,16 +98,20 @@ def _counted(
 
 
 def _reported(source: Source, tau: float, rate: float, k: int) -> tuple[float, float]:
-    """From two reported numbers and the configured length, which only fit one definition."""
-    if _alike(tau, 1 + rate * k):
+    """From two reported numbers and the configured length: the definition that gives this rate, two decimals printed."""
+
+    def gives(drafts: float, of: int) -> bool:
+        return abs(rate - drafts / of) <= 0.0055 + 0.006 / of
+
+    if gives(tau - 1, k):
         return tau, rate
-    if _alike(tau, rate * k):
+    if gives(tau, k):
         source.note("the accept length leaves out the bonus token (it is rate x k): one was added")
         return tau + 1, rate
-    if _alike(rate, tau / (k + 1)):
+    if gives(tau, k + 1):
         source.note("the acceptance rate counts the bonus token: (accept length - 1) / k is used")
         return tau, (tau - 1) / k
-    if tau > 1 and rate > (tau - 1) / k * 1.02:
+    if tau > 1 and rate > (tau - 1) / k:
         source.note("the acceptance rate is over fewer drafts than configured: lengths were cut, or k changed")
     else:
         source.note("accept length, acceptance rate and k fit no one definition")

@@ -43,7 +43,9 @@ def read(source: Source, sink: Sink) -> None:
 def cost_row(source: Source, cells: Mapping[str, str]) -> CostRow:
     """One row."""
     part = next((cells[n] for n in ("curve", "part", "phase") if cells.get(n)), None)
-    name = next(n for n in cells if column_of(n) == "ms")
+    name = next((n for n in cells if column_of(n) == "ms"), None)
+    if name is None:
+        raise Malformed(f"no column of milliseconds among {', '.join(cells)}")
     if part is None:
         part = next((p for p in PARTS if name.startswith(p)), "verify")
     if part not in PARTS:

@@ -71,10 +71,10 @@ def _benchmark(source: Source, sink: Sink, stream: JsonStream, run: int, about: 
 
 def run_row(source: Source, benchmark: Mapping[str, Any], run: int, about: Mapping[str, Any]) -> RunRow:
     """One benchmark's summary over its successful requests."""
-    config, metrics = mapping(benchmark, "config"), mapping(benchmark, "metrics")
+    config, metrics = mapping(benchmark, "config") or mapping(benchmark, "args"), mapping(benchmark, "metrics")
     strategy = mapping(config, "strategy")
     kind = text(strategy, "type_") or text(strategy, "kind") or "unknown"
-    totals = mapping(metrics, "request_totals")
+    totals = mapping(metrics, "request_totals") or mapping(mapping(benchmark, "run_stats"), "requests_made")
     arguments = mapping(about, "args")
     if "prompt_tokens" in str(arguments.get("data")) or "prompt_tokens" in str(mapping(about, "config")):
         source.note("prompts are synthetic: acceptance and speed-up mean little for real text")
@@ -84,7 +84,7 @@ def run_row(source: Source, benchmark: Mapping[str, Any], run: int, about: Mappi
     latencies: dict[str, Any] = {}
     for name, (theirs, factor) in LATENCIES.items():
         good = mapping(mapping(metrics, theirs), "successful")
-        tail = mapping(good, "percentiles")
+        tail = mapping(good, "percentiles") or good  # older versions have them beside the mean
         values = {"mean": number(good, "mean"), "p50": number(good, "median"), "p99": number(tail, "p99")}
         latencies |= {f"{name}_{q}_ms": None if v is None else factor * v for q, v in values.items()}
     rate = mapping(mapping(metrics, "output_tokens_per_second"), "successful")

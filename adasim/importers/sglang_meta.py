@@ -77,8 +77,8 @@ def request_row(source: Source, meta: Mapping[str, Any], request: int) -> Reques
     tokens = whole(meta, "completion_tokens")
     if tokens is None:
         raise Malformed("meta_info: completion_tokens is missing")
-    if len(versions := meta.get("weight_versions") or []) > 1:
-        source.note(f"weights changed during a request ({len(versions)} versions)")
+    if isinstance(versions := meta.get("weight_versions"), list) and len(versions) > 1:
+        source.note("weights changed during requests: acceptance is of several versions")
     rounds, accepted = whole(meta, "spec_verify_ct"), whole(meta, "spec_num_correct_drafts")
     drafted = whole(meta, "spec_num_proposed_drafts")
     width, cap = (drafted / rounds if drafted and rounds else None), number(meta, "spec_cap_length")

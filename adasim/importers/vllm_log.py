@@ -81,7 +81,8 @@ def read(source: Source, sink: Sink) -> None:
 
 
 def _speculation(source: Source, log: _Log, row: StepRow, found_in: dict[str, str]) -> StepRow:
-    survival = falling([float(s) for s in found_in.get("survival", "").replace(" ", "").split(",") if s], "per-position")
+    shares = [number({"rate": s}, "rate", high=1) for s in found_in.get("survival", "").replace(" ", "").split(",")]
+    survival = falling([s for s in shares if s is not None], "per-position")
     accepted, drafted, tau = whole(found_in, "accepted"), whole(found_in, "drafted"), number(found_in, "tau")
     if accepted is None or drafted is None:
         raise Malformed("Accepted and Drafted tokens are missing")
