@@ -179,6 +179,8 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     batches = metrics.batches(records, part, scenario.slo)
     window = [part.start_s, part.end_s]
     facts = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
+    if (engine := _identity(scenario)) is not None:
+        facts["engine"] = engine
     write_atomic(folder / "trial.json", to_json(facts))
 
 
@@ -246,7 +248,10 @@ def _where(plan: Plan, places: dict[str, dict[str, None]]) -> str:
 
 
 def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run", notes: Sequence[str] = ()) -> None:
-    """What was run by which command, with what, where; ``notes`` are about this run alone."""
+    """What was run by which command, with what, where; ``notes`` are about this run alone.
+
+    ``engine`` is the identity of a measured backend at the first point of the sweep; every trial holds its own.
+    """
     manifest = {
         "made_by": command,
         "scenario": plan.scenario.model_dump(mode="json"),
@@ -254,6 +259,7 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "finished": finished,
         "notes": [*plan.notes, *notes],
         "files": plan.files,
+        "engine": _identity(plan.scenario),
         "versions": {"adasim": __version__, "python": platform.python_version()}
         | {name: version(name) for name in LIBRARIES},
         "git": _git_sha(),
@@ -266,6 +272,12 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_atomic(out / "manifest.json", to_json(manifest))
+
+
+def _identity(scenario: Scenario) -> dict[str, Any] | None:
+    """Where a measured backend's numbers come from; a simulation's have no such place."""
+    identity = scenario.backend.identity()
+    return None if identity is None else identity.model_dump()
 
 
 def _git_sha() -> str | None:

@@ -141,3 +141,15 @@ def test_distillation_runs_beside_serving_and_keeps_its_versions(drafter: Path, 
 def test_distillation_needs_a_drafter_and_real_acceptance(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="opd"):
         TorchBackend(target="random-tiny", opd=Opd(), **fields)
+
+
+def test_identity_names_engine_and_models(drafter: Path) -> None:
+    backend = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), threads=2)
+    mine = backend.identity()
+    assert (mine.engine, mine.engine_version, mine.dtype, mine.threads) == ("torch", torch.__version__, "float32", 2)
+    assert mine.hardware
+    assert mine.drafter_sha256 is not None
+    plain = backend.model_copy(update={"drafter": None}).identity()
+    assert [line.split(":")[0] for line in mine.differs(plain)] == ["drafter", "drafter_sha256"]
+    other = backend.model_copy(update={"target": "random-smollm2-135m"}).identity()
+    assert [line.split(":")[0] for line in mine.differs(other)] == ["target", "target_sha256"]

@@ -1,6 +1,7 @@
 """The real backend: a scenario's requests answered by real models, on this machine. Importing it loads no torch."""
 
 import json
+import platform
 import random
 import re
 import tempfile
@@ -9,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +22,7 @@ from pydantic import Field, model_validator
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.files import is_file
+from adasim.identity import EngineIdentity, fingerprint, processor
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
@@ -99,6 +102,32 @@ class TorchBackend(Component):
     def inputs(self) -> dict[str, Component]:
         """No model decides the outcome: all is measured. A cost model only informs policies."""
         return {} if self.cost is None else {"cost": self.cost}
+
+    def identity(self) -> EngineIdentity:
+        """Where this engine's numbers come from.
+
+        Raises:
+            InputError: target or drafter are not there.
+        """
+        import torch
+
+        from adasim.real.weights import RANDOM, model_dir
+
+        shape = RANDOM.get(self.target)
+        drafts = None if self.drafter is None else self._draft_folder()
+        return EngineIdentity(
+            engine=self.kind,
+            engine_version=torch.__version__,
+            hardware=torch.cuda.get_device_name() if self.device == "cuda" else processor(),
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            target=self.target,
+            target_sha256=sha256(repr(shape).encode()).hexdigest() if shape else fingerprint(model_dir(self.target)),
+            drafter=self.drafter,
+            drafter_sha256=fingerprint(drafts) if drafts else None,
+            python=platform.python_version(),
+        )
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""

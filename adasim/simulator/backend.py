@@ -95,6 +95,10 @@ class SimBackend(Component):
         """How a report marks numbers of this backend."""
         return "simulated"
 
+    def identity(self) -> None:
+        """A simulation has none; see ``EngineIdentity``."""
+        return None
+
     @property
     def calibration(self) -> Profile | None:
         """The profile in use."""
