@@ -1,6 +1,7 @@
 """Commands that measure a real engine, fit the simulator to it, and check its predictions."""
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,11 +36,11 @@ def profile_command(
     from adasim.profiling.report import ready, write
     from adasim.screen import budget_bar
 
-    budget_s = seconds_of(budget)
+    began_s, budget_s = time.monotonic(), seconds_of(budget)
     found = design(load(scenario, settings or []))
     folder = out or Path("reports") / f"{found.plan.scenario.name}-profile"
     with budget_bar(budget_s, quiet=as_json) as say:
-        campaign = Campaign(found, folder, budget_s, say)
+        campaign = Campaign(found, folder, budget_s, say, began_s=began_s)
         ready(campaign, resume=resume, overwrite=overwrite)
         campaign.measure()
     tables = write(campaign)
@@ -70,7 +71,7 @@ def _show(campaign: "Campaign", tables: "Profiled | None", *, as_json: bool) -> 
     errors = failed_lines(campaign.failures)
     missing = too_thin(campaign)
     says = answer(campaign, tables)
-    shown = {} if tables is None else tables._asdict()
+    shown = {} if tables is None else {n: t for n, t in tables._asdict().items() if n != "follows"}
     name = campaign.design.plan.scenario.name
     show_answer(name, campaign.out, says, shown, [*errors, *missing], as_json=as_json, report="tables/profile_points.csv")
     show_errors([*errors, *missing])

@@ -15,6 +15,7 @@ from adasim.profiling.visit import Visit
 
 REFERENCE_EVERY_S = 8.0
 SURE, UNSURE = 1.15, 1.6  # what a visit may take more than the last of its kind did, than one like it did
+CLOSING = 0.03  # share of the budget for tables and figures
 START_S = 0.2  # of a run besides its steps: making memory, writing records
 Run = Callable[[Trial, Path], Failure | None]
 
@@ -26,10 +27,11 @@ class Campaign:
     Attributes:
         design: which visits there are.
         out: a folder that is ready.
-        budget_s: time for this call, seconds.
+        budget_s: time for this call, seconds, from ``began_s`` on.
         say: told before each visit what it is, with the visits made so far.
         run: runs one trial.
         clock: seconds.
+        began_s: when the call began; null = when measuring does.
     """
 
     design: Design
@@ -38,15 +40,16 @@ class Campaign:
     say: Callable[[str, int], None]
     run: Run = run_trial
     clock: Callable[[], float] = time.monotonic
+    began_s: float | None = None
     failures: list[Failure] = field(default_factory=list)
     interrupted: bool = False
     _took_s: dict[Visit, float] = field(default_factory=dict)
-    _began_s: float = 0.0
+    _failed: set[Visit] = field(default_factory=set)
     _reference_s: float = float("-inf")  # when the last one ended
 
     def measure(self) -> None:
         """Make visits until all are made or the budget is spent. Ctrl-C keeps what was made."""
-        self._began_s = self.clock()
+        self.began_s = self.clock() if self.began_s is None else self.began_s
         self._remember()
         try:
             todo = [(v, r) for v, r in self.design.sequence() if not self._done(v, r)]
@@ -62,11 +65,10 @@ class Campaign:
             self.interrupted = True
         tidy(self.out)
 
-    def made(self) -> list[tuple[Visit, Trial]]:
-        """Every visit that is on disk, references included."""
-        known = [(v, self.design.trial(v, r)) for v, r in self.design.sequence()]
-        references = [(self.design.reference, self._reference(i)) for i in range(self._references())]
-        return [(v, t) for v, t in [*references, *known] if self._result(t).is_file()]
+    def made(self) -> list[tuple[Visit, int]]:
+        """Every visit and repeat that is on disk, references included."""
+        references = [(self.design.reference, i) for i in range(self._references())]
+        return [*references, *(at for at in self.design.sequence() if self._done(*at))]
 
     def left(self) -> list[tuple[Visit, int]]:
         """Visits that were not made once, and how often the others could still be repeated."""
@@ -95,16 +97,16 @@ class Campaign:
 
     def keys(self) -> set[str]:
         """Of every trial that may lie in the folder."""
-        known = {self.design.trial(v, r).key for v, r in self.design.sequence()}
-        return known | {self._reference(i).key for i in range(self._references() + 1)}
+        references = [(self.design.reference, i) for i in range(self._references() + 1)]
+        return {self.design.key(v, r) for v, r in [*references, *self.design.sequence()]}
 
     def _fits(self, visit: Visit) -> bool:
-        return self.clock() - self._began_s + self.estimate_s(visit) <= self.budget_s
+        assert self.began_s is not None
+        return self.clock() - self.began_s + self.estimate_s(visit) <= self.budget_s * (1 - CLOSING)
 
     def _dead(self, visit: Visit) -> bool:
         """It failed before; another try would take the time of others."""
-        return any(f.trial.policy == visit.label and f.trial.config == self.design.trial(visit, f.trial.seed).config
-                   for f in self.failures)  # fmt: skip
+        return visit in self._failed
 
     def _refer(self) -> None:
         reference = self.design.reference
@@ -113,35 +115,33 @@ class Campaign:
             self._reference_s = self.clock()
 
     def _make(self, visit: Visit, repeat: int) -> None:
-        trial = self._reference(repeat) if visit.kind == "reference" else self.design.trial(visit, repeat)
         self.say(visit.place, len(list((self.out / TRIALS).iterdir())))
         start = self.clock()
-        failed = self.run(trial, self.out)
+        failed = self.run(self.design.trial(visit, repeat), self.out)
         if failed is None:
             self._took_s[visit] = self.clock() - start
         elif visit.kind == "reference":
             raise InputError(f"profile: {visit.place}: {failed.error}")
         else:
             self.failures.append(failed)
-
-    def _reference(self, number: int) -> Trial:
-        return self.design.trial(self.design.reference, number)
+            self._failed.add(visit)
 
     def _references(self) -> int:
         """References on disk; they are numbered without gaps."""
         count = 0
-        while self._result(self._reference(count)).is_file():
+        while self._done(self.design.reference, count):
             count += 1
         return count
 
     def _done(self, visit: Visit, repeat: int) -> bool:
-        return self._result(self.design.trial(visit, repeat)).is_file()
+        return (self.folder(visit, repeat) / "trial.json").is_file()
 
-    def _result(self, trial: Trial) -> Path:
-        return self.out / TRIALS / trial.key / "trial.json"
+    def folder(self, visit: Visit, repeat: int) -> Path:
+        """Where a repeat's records lie."""
+        return self.out / TRIALS / self.design.key(visit, repeat)
 
     def _remember(self) -> None:
         """How long visits took in an earlier call."""
-        for visit, trial in self.made():
-            window_s = json.loads(self._result(trial).read_text())["window"][1]
+        for visit, repeat in self.made():
+            window_s = json.loads((self.folder(visit, repeat) / "trial.json").read_text())["window"][1]
             self._took_s[visit] = START_S + float(window_s)

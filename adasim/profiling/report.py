@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from adasim.errors import InputError
-from adasim.experiment import TRIALS, open_folder, write_manifest
+from adasim.experiment import open_folder, write_manifest
 from adasim.files import write_atomic
 from adasim.identity import EngineIdentity
 from adasim.profiling.campaign import Campaign
@@ -40,14 +40,14 @@ def write(campaign: Campaign) -> Profiled | None:
     """Tables, figures and manifest of what was measured so far; None: nothing was."""
     made, out = campaign.made(), campaign.out
     finished = not (campaign.interrupted or campaign.failures or too_thin(campaign))
-    plan = replace(campaign.design.plan, trials=[t for _, t in made])
+    plan = replace(campaign.design.plan, trials=[campaign.design.trial(*at) for at in made])
     notes = [*campaign.design.notes, *left_out(campaign)]
     write_manifest(plan, out, finished=finished, command="profile", notes=notes)
     if all(v.kind == "reference" for v, _ in made):
         return None
     from adasim.profiling.summary import pictures
 
-    tables = tabulate(Run(v, out / TRIALS / t.key) for v, t in made)
+    tables = tabulate(Run(v, r, campaign.folder(v, r)) for v, r in made)
     names = {"profile_points": tables.points, "profile_outliers": tables.outliers, "reference": tables.reference}
     for name, table in names.items():
         write_atomic(out / "tables" / f"{name}.csv", table.to_csv(index=False, float_format="%.6g"))

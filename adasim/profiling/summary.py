@@ -92,7 +92,7 @@ def _machine(found: Profiled) -> list[str]:
     raw, steady = (found.points[name].median() for name in ("spread", "steady_spread"))
     return [
         f"The machine's speed, by {len(speed)} references: {speed.min():.2f} to {speed.max():.2f} of its median; the "
-        f"spread within a point is {raw:.1%}, {steady:.1%} with that corrected"
+        f"spread within a point is {raw:.1%}, {steady:.1%} with its power of {found.follows:g} corrected"
     ]
 
 
