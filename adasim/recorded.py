@@ -225,11 +225,10 @@ def read_records(folder: Path) -> Records:
     arrivals = tables["requests"]["arrival_s"].dropna()
     last_s = float(arrivals.max()) if len(arrivals) else 0.0
     return Records(
-        *(tables[name] for name in TABLES),
-        last_s,
+        tables["steps"], tables["requests"], tables["blocks"], tables["gaps"], tables["events"], last_s,
         versions=tables.get("versions"),
         rounds=tables.get("rounds"),
-    )
+    )  # fmt: skip
 
 
 def check(records: Records, where: str) -> list[str]:
