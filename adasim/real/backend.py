@@ -53,7 +53,7 @@ class TorchBackend(Component):
         prompts: folder of ``<domain>*.jsonl``; null = the packaged ones.
         rows: lines of those files to use, first and last + 1.
         ignore_eos: answer until ``output_len`` whatever the model says.
-        forced: accept by decree, for profiling; marked in every record.
+        forced: accept by decree, for profiling; marked in every record. Its ``prompts: random`` use ``prompt_len``.
         cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
         opd: train the drafter while it serves, in a process of its own; null = it stays as it is.
     """
@@ -176,13 +176,18 @@ class TorchBackend(Component):
         import torch
 
         from adasim.real.engine import Engine
-        from adasim.real.weights import load_target
+        from adasim.real.loaded import keep_target
 
         torch.set_num_threads(self.threads)
-        target = load_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
-        start, drafter, head = self.load_drafter(target)
+        target = keep_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
+        loads = policy.loads_drafter or self.opd is not None
+        start, drafter, head = self.load_drafter(target) if loads else (None, None, None)
         encode, eos = self._tokenizer(target.arch.vocab)
-        requests, prompts = self._requests(workload, seed, encode)
+        if self.forced is not None and self.forced.prompts == "random":
+            requests = workload.generate(seed)
+            prompts = [random.Random(f"{seed}/{r.id}").choices(range(target.arch.vocab), k=r.prompt_len) for r in requests]
+        else:
+            requests, prompts = self._requests(workload, seed, encode)
         self._check_lengths(requests, target.arch.max_context)
         caps = self.caps()
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
@@ -290,17 +295,16 @@ class TorchBackend(Component):
         """
         if self.drafter is None:
             return None, None, None
-        from adasim.real.checkpoint import load_checkpoint
-        from adasim.real.draft import ready
+        from adasim.real.loaded import keep_checkpoint, keep_ready
 
-        found = load_checkpoint(self._draft_folder(), target.dtype)
+        found = keep_checkpoint(self._draft_folder(), target.dtype)
         if (found.shape.arch.hidden, found.shape.target_layers) != (target.arch.hidden, target.arch.layers):
             raise InputError(
                 f"backend.drafter: made for a target of {found.shape.target_layers} layers of width "
                 f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers "
                 f"of width {target.arch.hidden}"
             )
-        return found, *ready(found, target)
+        return found, *keep_ready(self._draft_folder(), target)
 
 
 def _folder_name(text: str) -> str:
