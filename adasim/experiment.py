@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,6 +147,7 @@ def failure(trial: Trial, error: Exception) -> Failure:
 def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> None:
     """Run a trial, whose scenario is ``scenario``, and write its records and metrics into ``folder``."""
     open_loop, until_last_arrival = scenario.workload.clients is None, scenario.measure.until_last_arrival
+    began_s = time.time()
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
     found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=until_last_arrival)
     warmup = scenario.warmup_requests
@@ -178,9 +180,9 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
         write_atomic(folder / "trace.json", trace_events(records))
     batches = metrics.batches(records, part, scenario.slo)
     window = [part.start_s, part.end_s]
-    facts = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
+    facts: dict[str, Any] = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
     if (engine := _identity(scenario)) is not None:
-        facts["engine"] = engine
+        facts |= {"engine": engine, "began_s": began_s}
     write_atomic(folder / "trial.json", to_json(facts))
 
 

@@ -185,7 +185,9 @@ class TorchBackend(Component):
         encode, eos = self._tokenizer(target.arch.vocab)
         if self.forced is not None and self.forced.prompts == "random":
             requests = workload.generate(seed)
-            prompts = [random.Random(f"{seed}/{r.id}").choices(range(target.arch.vocab), k=r.prompt_len) for r in requests]
+            prompts = [
+                random.Random(f"{seed}/{r.id}").choices(range(target.arch.vocab), k=r.prompt_len) for r in requests
+            ]
         else:
             requests, prompts = self._requests(workload, seed, encode)
         self._check_lengths(requests, target.arch.max_context)
@@ -233,6 +235,23 @@ class TorchBackend(Component):
                 raise InputError(f"backend.opd.keep: {root} exists; use another folder")
             with Distiller(self.opd, start, target, self.target, self.sampling, root, domains) as distiller:
                 yield distiller
+
+    def served_requests(self, workload: Workload, seed: int) -> list[Request]:
+        """A workload's requests with the lengths of the prompts that they will get."""
+        from adasim.real.weights import RANDOM
+
+        vocab = RANDOM[self.target].vocab if self.target in RANDOM else 0  # only random targets need to know
+        return self._requests(workload, seed, self._tokenizer(vocab)[0])[0]
+
+    def forced_fields(self, accepted: int, *, prefill: bool) -> dict[str, Any]:
+        """Fields for runs that measure costs: acceptance by decree, prompts of the workload's own lengths.
+
+        Args:
+            accepted: drafts that every block accepts, as far as it is verified.
+            prefill: compute prompts; false: their context is made up.
+        """
+        forced = Forced(lengths=[accepted], prompts="random", prefill=prefill)
+        return {"forced": forced.model_dump(), "ignore_eos": True, "scheduler": {"kind": "fcfs"}, "opd": None}
 
     def _requests(self, workload: Workload, seed: int, encode: Any) -> tuple[list[Request], list[list[int]]]:
         """Requests with real prompts, each domain's in an order of its own."""
