@@ -165,13 +165,9 @@ def choice_of(policy: Policy) -> Choice:
 
 def _trial(folder: Path, entry: dict[str, Any], scenario: dict[str, Any], policies: dict[str, Policy]) -> RecordedTrial:
     facts = _json(folder / "trial.json", folder)
-    label = str(entry.get("policy"))
-    if label not in policies:
-        raise InputError(f"{folder}: policy {label!r} is not in the manifest")
-    config, point = deepcopy(scenario), dict(entry.get("point") or {})
-    for field, value in point.items():
-        assign(config, field, value)
-    policy = _policy(config["policies"][list(policies).index(label)])
+    label, point = str(entry.get("policy")), dict(entry.get("point") or {})
+    config = facts.get("config") or _config(folder, label, point, scenario, policies)
+    policy = _policy(config["policy"])
     records = read_records(folder)
     if problems := check(records, str(folder)):
         raise InputError(*problems)
@@ -181,7 +177,8 @@ def _trial(folder: Path, entry: dict[str, Any], scenario: dict[str, Any], polici
     except ValidationError as error:
         raise InputError(f"{folder}: trial.json: engine: {error.errors()[0]['msg']}") from error
     records.notes = [str(note) for note in facts.get("notes", [])]
-    backend: dict[str, Any] = config.get("backend", {})
+    backend: dict[str, Any] = config["backend"]
+    began = facts.get("began_s")
     return RecordedTrial(
         key=folder.name,
         policy=policy,
@@ -189,13 +186,27 @@ def _trial(folder: Path, entry: dict[str, Any], scenario: dict[str, Any], polici
         choice=choice_of(policy),
         point=point,
         seed=int(entry.get("seed", 0)),
-        workload=config.get("workload", {}),
+        workload=config["workload"],
         backend=backend,
         forced=backend.get("forced") is not None or any(n.startswith("acceptance was forced") for n in records.notes),
         records=records,
         window=(float(window[0]), float(window[1])),
         identity=identity,
+        began_s=None if began is None else float(began),
     )
+
+
+def _config(
+    folder: Path, label: str, point: dict[str, Any], scenario: dict[str, Any], policies: dict[str, Policy]
+) -> dict[str, Any]:
+    """Policy, workload and backend of a trial whose own file does not hold them (written before 0.2)."""
+    if label not in policies:
+        raise InputError(f"{folder}: policy {label!r} is not in the manifest; record it anew")
+    config = deepcopy(scenario)
+    for field, value in point.items():
+        assign(config, field, value)
+    policy = config["policies"][list(policies).index(label)]
+    return {"policy": policy, "workload": config.get("workload", {}), "backend": config.get("backend", {})}
 
 
 def read_records(folder: Path) -> Records:

@@ -36,9 +36,7 @@ class _Counts:
 
     def hazards(self, w: FloatArray | None = None, *, whole: bool = False) -> FloatArray:
         """P(draft d accepted | those before were, and it was verified) where lives count so often, [known]."""
-        at_risk, survived = (
-            (self.whole_at_risk, self.whole_survived) if whole else (self.at_risk, self.survived)
-        )
+        at_risk, survived = (self.whole_at_risk, self.whole_survived) if whole else (self.at_risk, self.survived)
         n, s = (a.sum(axis=0) if w is None else w @ a for a in (at_risk, survived))
         return ((s + 0.5) / (n + 1))[: self.known]
 
@@ -267,7 +265,9 @@ def _shape_intervals(found: Posterior | None, shape: Shape, requests: int, seed:
     limits = {"spread": (0.0, 0.95), "correlation": (0.0, 0.95), "range_tokens": (1.0, 20.0)}
     if found is None:
         return {
-            f"acceptance.{n}": Estimate(value=getattr(shape, n), low=a, high=b, how=f"not identified: {requests} requests")
+            f"acceptance.{n}": Estimate(
+                value=getattr(shape, n), low=a, high=b, how=f"not identified: {requests} requests"
+            )
             for n, (a, b) in limits.items()
         }
     draws = found.draws(seed)
@@ -279,5 +279,3 @@ def _shape_intervals(found: Posterior | None, shape: Shape, requests: int, seed:
         low = low_limit(at.low, at.high) if name != "range_tokens" else at.low
         out[f"acceptance.{name}"] = at.model_copy(update={"low": low})
     return out
-
-

@@ -36,7 +36,9 @@ def fit_draft(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[Line
     if len(table) >= 8 and logs.std() > 0.2:
         slope = float(np.polyfit(logs, off, 1)[0])
         if abs(slope) > CONTEXT_MATTERS:
-            notes.append(f"draft: time also depends on context, which its form leaves out (error {slope:+.0%} per e-fold)")
+            notes.append(
+                f"draft: time also depends on context, which its form leaves out (error {slope:+.0%} per e-fold)"
+            )
     error = float(np.hypot(np.median(np.abs(off)), width))
     points = table[["block", "batch", "positions", "context", "ms", "count"]].assign(fitted_ms=fitted)
     return FittedPart(

@@ -42,7 +42,9 @@ def by_context(rounds: pd.DataFrame, seed: int) -> ContextEffect:
     middles = rounds["context"].groupby(place).median()
     lives = rounds["life"].groupby(place).nunique()
     if len(middles) < 2 or lives.min() < LEAST_REQUESTS or middles.iloc[-1] / middles.iloc[0] < LEAST_SPAN:
-        effect.notes.append("acceptance: contexts differ too little, or too few requests reach them, to tell their effect")
+        effect.notes.append(
+            "acceptance: contexts differ too little, or too few requests reach them, to tell their effect"
+        )
         return effect
     draws, value = _relative(rounds, place.to_numpy(), len(middles), seed)
     how = f"bootstrap over {rounds['life'].nunique()} requests"
@@ -81,7 +83,11 @@ def by_temperature(trials: Sequence[RecordedTrial], rounds: pd.DataFrame, seed: 
     for i, heat in enumerate(known.tolist()):
         lives = rounds["life"][place == i].nunique()
         at = interval(
-            float(value[i] / value[base]), draws[:, i] / draws[:, base], lives, f"bootstrap over {lives} requests", (0.0, 9.0)
+            float(value[i] / value[base]),
+            draws[:, i] / draws[:, base],
+            lives,
+            f"bootstrap over {lives} requests",
+            (0.0, 9.0),
         )
         effect.intervals[f"acceptance.tau_by_temperature.{heat:g}"] = at
         effect.factors[heat] = 1.0 if i == base else at.value

@@ -127,6 +127,4 @@ def trimmed(errors: FloatArray) -> float:
 
 def residual(part: str, region: str, off: FloatArray) -> Residual:
     """Of one region, from fitted / measured - 1."""
-    return Residual(
-        part=part, region=region, error=trimmed(np.abs(off)), bias=float(np.median(off)), count=len(off)
-    )
+    return Residual(part=part, region=region, error=trimmed(np.abs(off)), bias=float(np.median(off)), count=len(off))

@@ -33,6 +33,7 @@ class RecordedTrial:
         records: what happened.
         window: the measured part, seconds.
         identity: of the engine; None = simulated.
+        began_s: when, seconds of the wall clock; None = unknown.
     """
 
     key: str
@@ -47,6 +48,7 @@ class RecordedTrial:
     records: Records
     window: tuple[float, float]
     identity: EngineIdentity | None
+    began_s: float | None = None
 
     @property
     def reads_head(self) -> bool:

@@ -10,6 +10,7 @@ from adasim.errors import InputError
 from adasim.types import FloatArray
 
 TOKENS_BIN, CONTEXT_BIN = 0.03, 0.15  # of logarithms: what is that close together is one cell
+BLOCK_S = 20.0  # in which a machine's speed is taken to be steady
 SKIPPED = 1  # rounds at a run's start: they pay for what later ones find ready
 
 
@@ -23,7 +24,7 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
     Raises:
         InputError: there are none.
     """
-    parts = []
+    parts, names = [], blocks(trials)
     for i, trial in enumerate(trials):
         steps = trial.records.steps
         gap_s = pauses(trial)
@@ -43,7 +44,7 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
             }
         )[rounds]
         parts.append(
-            part.assign(block=block_of(trial), trial=i, reads_head=trial.reads_head, drafter_loaded=trial.drafter_loaded)
+            part.assign(block=names[i], trial=i, reads_head=trial.reads_head, drafter_loaded=trial.drafter_loaded)
         )
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if table.empty:
@@ -53,8 +54,8 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
 
 def prefills_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
     """Steps that prefill and do nothing else: block, tokens, prefill_s (the pause before the step included)."""
-    parts = []
-    for trial in trials:
+    parts, names = [], blocks(trials)
+    for trial, name in zip(trials, names, strict=True):
         forced = trial.backend.get("forced") or {}
         if forced.get("prefill") is False:  # prompts were not computed
             continue
@@ -62,13 +63,27 @@ def prefills_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
         alone = (steps["prefill_tokens"] > 0) & (steps["decoding"] == 0)
         seconds = steps["prefill_s"] + pauses(trial)
         part = pd.DataFrame({"tokens": steps["prefill_tokens"], "prefill_s": seconds})[alone & (steps["step"] > 0)]
-        parts.append(part.assign(block=block_of(trial)))
+        parts.append(part.assign(block=name))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["tokens", "prefill_s", "block"])
 
 
-def block_of(trial: RecordedTrial) -> str:
-    """What was measured close together in time: a run, or the visits of one pass of a profile."""
-    return trial.key
+def blocks(trials: Sequence[RecordedTrial]) -> list[str]:
+    """What was measured close together in time, a name for each trial.
+
+    A run of ``BLOCK_S`` seconds or more is a block of its own; shorter ones that follow each other share one.
+    """
+    order = sorted(range(len(trials)), key=lambda i: (trials[i].began_s or 0.0, i))
+    names, block, since = [""] * len(trials), 0, -np.inf
+    for i in order:
+        trial = trials[i]
+        lasts = float(trial.records.steps["end_s"].iloc[-1])
+        if trial.began_s is None or lasts >= BLOCK_S:
+            names[i] = trial.key
+            continue
+        if trial.began_s > since + BLOCK_S:
+            block, since = block + 1, trial.began_s
+        names[i] = f"stretch {block}"
+    return names
 
 
 def _drafting(trial: RecordedTrial) -> FloatArray:

@@ -6,9 +6,20 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import minimize_scalar
 
 from adasim.calibration.cost import CostModel, Point, TableCost
-from adasim.calibration.estimate.part import DRAWS, LEAST_RUNS, Estimate, FittedPart, Residual, interval, residual, trimmed, weights
+from adasim.calibration.estimate.part import (
+    DRAWS,
+    LEAST_RUNS,
+    Estimate,
+    FittedPart,
+    Residual,
+    interval,
+    residual,
+    trimmed,
+    weights,
+)
 from adasim.calibration.estimate.recording import RecordedTrial
 from adasim.calibration.estimate.regression import fit, independent
 from adasim.calibration.estimate.steps import cells, rounds_table, speeds
@@ -18,7 +29,8 @@ from adasim.types import FloatArray
 
 TERMS = ("base_ms", "per_token_ms", "per_request_ms", "per_attended_ms", "per_context_ms")
 SHARPNESS = (2.0, 4.0, 8.0)
-KNEES = 24  # tried, evenly in logarithms
+KNEES = 16  # tried, evenly in logarithms
+CAPPED = 0.3  # relative error from which on a cell counts no more when knees are compared
 FOLDS = 5
 MOST_CELLS = 1200
 LEAST_CELLS, LEAST_TOKENS = 4, 3
@@ -105,7 +117,9 @@ def _choose(table: pd.DataFrame, seed: int) -> tuple[FittedPart[CostModel], Form
         fitted, error = form.predict(table), scores[sharpness]
         note += f"; {_name(sharpness)} is used"
     absent = [TERMS[i] for i in range(len(TERMS)) if i not in form.used]
-    notes = [note] + [f"verification: {', '.join(absent)} cannot be told from the other terms here, taken as 0"] * bool(absent)
+    notes = [note] + [f"verification: {', '.join(absent)} cannot be told from the other terms here, taken as 0"] * bool(
+        absent
+    )
     points = table[["block", "batch", "tokens", "context", "ms", "count"]].assign(fitted_ms=fitted)
     return FittedPart(model, notes=notes, error=error, points={"verify": points}), form
 
@@ -150,23 +164,26 @@ def _fit(
     weight = np.sqrt(table["count"].to_numpy()) * (1.0 if weight is None else weight)
     kept = weight > 0
     part, ms, weight = table[kept], ms[kept], weight[kept]
-    if not sharpness:
-        knees = np.zeros(1)
-    elif near:
-        knees = near * np.geomspace(0.4, 2.5, 9)
-    else:
-        knees = np.geomspace(1.5, max(part["tokens"].max(), 3.0), KNEES)
-    best: tuple[float, Form] | None = None
-    for knee in knees.tolist():
+
+    def at(knee: float) -> tuple[float, Form]:
         terms = _terms(part, sharpness, knee)
         mine = tuple(independent(terms, TERMS, ms)) if used is None else tuple(used)
         found = fit(terms[:, list(mine)], ms, weight)
         off = np.abs(terms[:, list(mine)] @ found / ms - 1)
-        miss = float(np.sum(weight * np.minimum(off, 0.3)))
-        if best is None or miss < best[0]:
-            best = miss, Form(sharpness, knee, mine, found)
-    assert best is not None
-    return best[1]
+        return float(np.sum(weight * np.minimum(off, CAPPED))), Form(sharpness, knee, mine, found)
+
+    if not sharpness:
+        return at(0.0)[1]
+    if near:
+        low, high = near / 3, near * 3
+    else:
+        knees = np.geomspace(1.5, max(part["tokens"].max(), 3.0), KNEES)
+        i = int(np.argmin([at(k)[0] for k in knees.tolist()]))
+        low, high = knees[max(i - 1, 0)], knees[min(i + 1, KNEES - 1)]
+    best = minimize_scalar(
+        lambda x: at(float(np.exp(x)))[0], bounds=(np.log(low), np.log(high)), method="bounded", options={"xatol": 0.02}
+    )
+    return at(float(np.exp(best.x)))[1]
 
 
 def _terms(table: pd.DataFrame, sharpness: float, knee: float) -> FloatArray:
@@ -198,7 +215,10 @@ def _grid(table: pd.DataFrame) -> tuple[TableCost, float] | None:
     context = np.exp(rows.groupby("level")["context"].apply(lambda c: np.log(c).mean())).round(1)
     points = [
         Point(
-            batch=int(b), tokens_per_request=float(n), context=float(context[c]) if len(axes[2]) > 1 else None, ms=float(ms)
+            batch=int(b),
+            tokens_per_request=float(n),
+            context=float(context[c]) if len(axes[2]) > 1 else None,
+            ms=float(ms),
         )
         for (b, n, c), ms in at.items()
     ]
