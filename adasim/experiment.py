@@ -181,6 +181,8 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     batches = metrics.batches(records, part, scenario.slo)
     window = [part.start_s, part.end_s]
     facts: dict[str, Any] = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
+    parts = {"policy": scenario.policies[0], "workload": scenario.workload, "backend": scenario.backend}
+    facts["config"] = {name: part.model_dump(mode="json") for name, part in parts.items()}
     if (engine := _identity(scenario)) is not None:
         facts |= {"engine": engine, "began_s": began_s}
     write_atomic(folder / "trial.json", to_json(facts))
