@@ -73,7 +73,7 @@ def _show(campaign: "Campaign", tables: "Profiled | None", *, as_json: bool) -> 
     says = answer(campaign, tables)
     shown = {} if tables is None else {n: t for n, t in tables._asdict().items() if n != "follows"}
     name = campaign.design.plan.scenario.name
-    show_answer(name, campaign.out, says, shown, [*errors, *missing], as_json=as_json, report="tables/profile_points.csv")
+    show_answer(name, campaign.out, says, shown, [*errors, *missing], as_json=as_json, report="report.md")
     show_errors([*errors, *missing])
     exit_on(campaign.failures)
     if missing:

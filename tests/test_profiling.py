@@ -269,6 +269,39 @@ def test_a_folder_of_another_engine_or_grid_is_refused(scenario_file: Path, tmp_
         campaign(plan(scenario_file), out, world)
 
 
+def test_failures_are_named_and_do_not_stop_the_others(
+    scenario_file: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = TorchBackend.run
+
+    def run(backend: TorchBackend, workload: Workload, policy: Policy, seed: int) -> Records:
+        if policy.label == "prefill" and workload.clients == 1:
+            raise MemoryError("no room")
+        return whole(backend, workload, policy, seed)
+
+    monkeypatch.setattr(TorchBackend, "run", run)
+    made = campaign(plan(scenario_file), tmp_path / "out", world)
+    assert {(f.trial.policy, f.error) for f in made.failures} == {("prefill", "MemoryError: no room")}
+    assert len(made.failures) == len({f.trial.point["workload.prompt_len.tokens"] for f in made.failures})  # once each
+    assert "prefill, batch 1" in too_thin(made)[0]
+    tables = write(made)
+    assert tables is not None
+    assert set(tables.points["what"]) == set(KEYS)
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["finished"] is False
+
+
+def test_without_a_reference_nothing_is_measured(
+    scenario_file: Path, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(*_: object) -> Records:
+        raise RuntimeError("no engine")
+
+    monkeypatch.setattr(TorchBackend, "run", run)
+    made = campaign(plan(scenario_file), tmp_path / "out", world)
+    assert [(f.trial.policy, f.error) for f in made.failures] == [("reference", "RuntimeError: no engine")]
+    assert write(made) is None
+
+
 def test_visits_take_turns(scenario_file: Path) -> None:
     made = design(plan(scenario_file))
     order = made.sequence()
@@ -320,7 +353,13 @@ def test_command_line(scenario_file: Path, tmp_path: Path, capsys: pytest.Captur
     document = json.loads(capsys.readouterr().out)
     assert document["failed"] == []
     assert {row["what"] for row in document["points"]} == set(KEYS)
-    for name in ("tables/profile_points.csv", "tables/reference.csv", "figures/verify.png", "figures/drift.png"):
+    for name in (
+        "tables/profile_points.csv",
+        "tables/reference.csv",
+        "figures/verify.png",
+        "figures/drift.png",
+        "report.md",
+    ):
         assert (out / name).stat().st_size > 50
     trial = next((out / "trials").glob("*/trial.json"))
     facts = json.loads(trial.read_text())

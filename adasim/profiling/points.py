@@ -40,7 +40,9 @@ class Profiled(NamedTuple):
 
     follows: float  # the power of the reference's slowness that times are divided by
     points: pd.DataFrame  # what, its configuration, n, runs, medians, spreads, percentiles, outliers
-    outliers: pd.DataFrame  # run, step, what, its configuration, ms, times (of the median)
+    outliers: (
+        pd.DataFrame
+    )  # place (visit), run, step, what, configuration, ms, times (the median), excess_ms; worst first
     reference: pd.DataFrame  # began_s, step_ms, speed (1 = the median reference's)
 
 
@@ -55,7 +57,7 @@ def tabulate(runs: Iterable[Run]) -> Profiled:
     runs = list(runs)
     reference = _reference(runs)
     found = [_observed(r) for r in runs if r.visit.kind != "reference"]
-    columns = ["run", "step", "what", *NAMES, "known", "at_s", "ms"]
+    columns = ["place", "run", "step", "what", *NAMES, "known", "at_s", "ms"]
     values = pd.concat(found, ignore_index=True) if found else pd.DataFrame(columns=columns)
     slow = _slow(reference, values["at_s"].to_numpy(dtype=float))
     follows = _follows(values, slow)
@@ -65,10 +67,12 @@ def tabulate(runs: Iterable[Run]) -> Profiled:
         for key, group in values[values["what"] == what].groupby(keys, sort=True):
             far = _far(group["steady"].to_numpy(dtype=float))
             points.append(_point(what, dict(zip(keys, key, strict=True)), group, int(far.sum())))
-            strange = group[far]
-            odd.append(strange.assign(times=strange["steady"] / group["steady"].median()))
-    outliers = pd.concat(odd, ignore_index=True) if odd else values.assign(times=nan)
-    outliers = outliers[["run", "step", "what", *NAMES, "ms", "times"]].sort_values("times", ascending=False)
+            center = group["steady"].median()
+            over = group["ms"] * (1 - center / group["steady"])  # what the value has beyond the median at that time
+            odd.append(group.assign(times=group["steady"] / center, excess_ms=over)[far])
+    outliers = pd.concat(odd, ignore_index=True) if odd else values.assign(times=nan, excess_ms=nan)
+    outliers = outliers[["place", "run", "step", "what", *NAMES, "ms", "times", "excess_ms"]]
+    outliers = outliers.sort_values("excess_ms", ascending=False, key=np.abs)
     names = [
         "what",
         *NAMES,
@@ -171,7 +175,12 @@ def _observed(run: Run) -> pd.DataFrame:
         table = pd.concat([table, _shapes(run, some)], axis=1)
         table = table.assign(context=visit.context, known=some["context"])
         parts = {f: some[f"{f}_s"] for f in ("verify", "draft", "overhead", "between")}
-    table = table.assign(run=run.folder.name, drafter=visit.drafter, at_s=began_s + (some["start_s"] + some["end_s"]) / 2)
+    table = table.assign(
+        place=visit.place,
+        run=run.folder.name,
+        drafter=visit.drafter,
+        at_s=began_s + (some["start_s"] + some["end_s"]) / 2,
+    )
     long = [table.assign(what=what, ms=1e3 * seconds) for what, seconds in parts.items()]
     found = pd.concat(long, ignore_index=True)
     drafts = found["what"] != "draft"

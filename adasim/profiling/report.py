@@ -53,7 +53,20 @@ def write(campaign: Campaign) -> Profiled | None:
         write_atomic(out / "tables" / f"{name}.csv", table.to_csv(index=False, float_format="%.6g"))
     for name, picture in pictures(tables).items():
         write_atomic(out / "figures" / f"{name}.png", picture)
+    write_atomic(out / "report.md", _page(campaign, tables))
     return tables
+
+
+def _page(campaign: Campaign, tables: Profiled) -> str:
+    """The answer as a page, with the figures."""
+    scenario, engine = campaign.design.plan.scenario, campaign.design.engine.identity()
+    said = "\n".join(f"- {line}" for line in [*answer(campaign, tables), *too_thin(campaign)])
+    place = ", ".join(f"{name} {value}" for name, value in engine.model_dump().items() if value is not None)
+    figures = "\n\n".join(f"![{name}](figures/{name}.png)" for name in ("verify", "drift"))
+    return (
+        f"# Profile: {scenario.title}\n\nMeasured with acceptance forced; milliseconds are medians.\n\n{said}\n\n"
+        f"{figures}\n\nEngine: {place}.\n\nEvery point: tables/profile_points.csv.\n"
+    )
 
 
 def answer(campaign: Campaign, tables: Profiled | None) -> list[str]:
