@@ -30,13 +30,13 @@ def profile_command(
     Acceptance is forced, so that cost is told from luck. The most informative runs come first; what the budget leaves out
     is named, and --resume goes on. `profile:` in the scenario (or --set profile.batches=[1,8]) replaces the derived grid.
     """
+    began_s, budget_s = time.monotonic(), seconds_of(budget)
     from adasim.plan import load
     from adasim.profiling.campaign import Campaign
     from adasim.profiling.design import design
     from adasim.profiling.report import ready, write
     from adasim.screen import budget_bar
 
-    began_s, budget_s = time.monotonic(), seconds_of(budget)
     found = design(load(scenario, settings or []))
     folder = out or Path("reports") / f"{found.plan.scenario.name}-profile"
     with budget_bar(budget_s, quiet=as_json) as say:

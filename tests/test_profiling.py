@@ -372,6 +372,12 @@ def test_command_line(scenario_file: Path, tmp_path: Path, capsys: pytest.Captur
     assert "Verification, batch 2" in capsys.readouterr().out
 
 
+def test_too_little_time_is_a_failure(scenario_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert adasim("profile", scenario_file, "--out", tmp_path / "out", "--budget", "0.01s") == 1
+    assert "the profile is too thin: not measured: probe" in capsys.readouterr().err
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["finished"] is False
+
+
 @pytest.mark.parametrize("budget", ["5", "m", "0s", "-1m", "5 m", "1d"])
 def test_bad_budgets_are_refused(
     scenario_file: Path, tmp_path: Path, budget: str, capsys: pytest.CaptureFixture[str]

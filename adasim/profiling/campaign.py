@@ -14,7 +14,8 @@ from adasim.profiling.visit import Visit
 
 REFERENCE_EVERY_S = 8.0
 SURE, UNSURE = 1.15, 1.6  # what a visit may take more than the last of its kind did, than one like it did
-CLOSING_S = 5.0  # of the budget for tables and figures; a fifth of a short one
+CLOSING_S = 5.0  # of the budget for tables and figures: at least, and as long as getting ready took
+CLOSING = 0.2  # share of the budget for them, at most
 START_S = 0.2  # of a run besides its steps: making memory, writing records
 Run = Callable[[Trial, Path], Failure | None]
 
@@ -44,11 +45,15 @@ class Campaign:
     interrupted: bool = False
     _took_s: dict[Visit, float] = field(default_factory=dict)
     _failed: set[Visit] = field(default_factory=set)  # another try would take the time of others
+    _until_s: float = 0.0
     _reference_s: float = float("-inf")  # when the last one ended
 
     def measure(self) -> None:
         """Make visits until all are made or the budget is spent. Ctrl-C keeps what was made."""
-        self.began_s = self.clock() if self.began_s is None else self.began_s
+        now_s = self.clock()
+        self.began_s = now_s if self.began_s is None else self.began_s
+        closing_s = min(max(CLOSING_S, now_s - self.began_s), CLOSING * self.budget_s)
+        self._until_s = self.began_s + self.budget_s - closing_s
         self._remember()
         try:
             todo = [(v, r) for v, r in self.design.sequence() if not self._done(v, r)]
@@ -71,7 +76,7 @@ class Campaign:
         return [*references, *(at for at in self.design.sequence() if self._done(*at))]
 
     def left(self) -> list[tuple[Visit, int]]:
-        """Visits that were not made once, and how often the others could still be repeated."""
+        """Visits whose repeats are not all made, and how many are missing."""
         missing: dict[Visit, int] = {}
         for visit, repeat in self.design.sequence():
             missing[visit] = missing.get(visit, 0) + (not self._done(visit, repeat))
@@ -101,8 +106,7 @@ class Campaign:
         return {self.design.key(v, r) for v, r in [*references, *self.design.sequence()]}
 
     def _fits(self, visit: Visit) -> bool:
-        assert self.began_s is not None
-        return self.clock() - self.began_s + self.estimate_s(visit) <= self.budget_s - min(CLOSING_S, self.budget_s / 5)
+        return self.clock() + self.estimate_s(visit) <= self._until_s
 
     def _refer(self) -> None:
         reference = self.design.reference

@@ -40,10 +40,8 @@ class Profiled(NamedTuple):
 
     follows: float  # the power of the reference's slowness that times are divided by
     points: pd.DataFrame  # what, its configuration, n, runs, medians, spreads, percentiles, outliers
-    outliers: (
-        pd.DataFrame
-    )  # place (visit), run, step, what, configuration, ms, times (the median), excess_ms; worst first
-    reference: pd.DataFrame  # began_s, step_ms, speed (1 = the median reference's)
+    outliers: pd.DataFrame  # place, run, step, what, its configuration, ms, times (the median), excess_ms; worst first
+    reference: pd.DataFrame  # at_s, step_ms, speed (1 = the median reference's)
 
 
 def tabulate(runs: Iterable[Run]) -> Profiled:
@@ -86,24 +84,21 @@ def _point(what: str, key: dict[str, object], group: pd.DataFrame, outliers: int
     ms, steady = group["ms"].to_numpy(dtype=float), group["steady"].to_numpy(dtype=float)
     low, middle, high = np.percentile(ms, (10, 50, 90))
     center = float(np.median(steady))
-    return (
-        {"reads": ""}
-        | key
-        | {
-            "what": what,
-            "mean_context": float(group["known"].mean()),
-            "tokens": float(group["tokens"].mean()),
-            "n": len(group),
-            "runs": group["run"].nunique(),
-            "median_ms": middle,
-            "steady_ms": center,
-            "spread": _spread(ms),
-            "steady_spread": _spread(steady),
-            "low_ms": low,
-            "high_ms": high,
-            "outliers": outliers,
-        }
-    )
+    found = {
+        "what": what,
+        "mean_context": float(group["known"].mean()),
+        "tokens": float(group["tokens"].mean()),
+        "n": len(group),
+        "runs": group["run"].nunique(),
+        "median_ms": middle,
+        "steady_ms": center,
+        "spread": _spread(ms),
+        "steady_spread": _spread(steady),
+        "low_ms": low,
+        "high_ms": high,
+        "outliers": outliers,
+    }
+    return {"reads": "", **key, **found}
 
 
 def _follows(values: pd.DataFrame, slow: FloatArray) -> float:

@@ -10,6 +10,7 @@ from adasim.files import write_atomic
 from adasim.identity import EngineIdentity
 from adasim.profiling.campaign import Campaign
 from adasim.profiling.points import Profiled, Run, tabulate
+from adasim.profiling.summary import lines, pictures
 
 
 def ready(campaign: Campaign, *, resume: bool, overwrite: bool) -> None:
@@ -45,8 +46,6 @@ def write(campaign: Campaign) -> Profiled | None:
     write_manifest(plan, out, finished=finished, command="profile", notes=notes)
     if all(v.kind == "reference" for v, _ in made):
         return None
-    from adasim.profiling.summary import pictures
-
     tables = tabulate(Run(v, r, campaign.folder(v, r)) for v, r in made)
     names = {"profile_points": tables.points, "profile_outliers": tables.outliers, "reference": tables.reference}
     for name, table in names.items():
@@ -71,8 +70,6 @@ def _page(campaign: Campaign, tables: Profiled) -> str:
 
 def answer(campaign: Campaign, tables: Profiled | None) -> list[str]:
     """What was found and what was not, in sentences."""
-    from adasim.profiling.summary import lines
-
     says = [] if tables is None else lines(tables)
     made = f"{len(campaign.made())} runs, {0 if tables is None else len(tables.points)} points"
     return [made, *says, *campaign.design.notes, *left_out(campaign)]
