@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adasim import __version__
+from adasim.calibration_commands import calibrate_command, profile_command
 from adasim.import_commands import import_command
 from adasim.options import (
     BAD_INPUT,
@@ -145,6 +146,8 @@ def report_command(scenario: Name, out: Out = None, settings: Settings = None, a
 
 app.command(name="tune")(tune_command)
 app.command(name="sensitivity")(sensitivity_command)
+app.command(name="profile")(profile_command)
+app.command(name="calibrate")(calibrate_command)
 app.command(name="import")(import_command)
 
 train_app = typer.Typer(

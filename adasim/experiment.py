@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,6 +147,7 @@ def failure(trial: Trial, error: Exception) -> Failure:
 def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> None:
     """Run a trial, whose scenario is ``scenario``, and write its records and metrics into ``folder``."""
     open_loop, until_last_arrival = scenario.workload.clients is None, scenario.measure.until_last_arrival
+    began_s = time.time()
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
     found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=until_last_arrival)
     warmup = scenario.warmup_requests
@@ -178,7 +180,11 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
         write_atomic(folder / "trace.json", trace_events(records))
     batches = metrics.batches(records, part, scenario.slo)
     window = [part.start_s, part.end_s]
-    facts = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
+    facts: dict[str, Any] = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
+    parts = {"policy": scenario.policies[0], "workload": scenario.workload, "backend": scenario.backend}
+    facts["config"] = {name: part.model_dump(mode="json") for name, part in parts.items()}
+    if (engine := _identity(scenario)) is not None:
+        facts |= {"engine": engine, "began_s": began_s}
     write_atomic(folder / "trial.json", to_json(facts))
 
 
@@ -246,7 +252,10 @@ def _where(plan: Plan, places: dict[str, dict[str, None]]) -> str:
 
 
 def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run", notes: Sequence[str] = ()) -> None:
-    """What was run by which command, with what, where; ``notes`` are about this run alone."""
+    """What was run by which command, with what, where; ``notes`` are about this run alone.
+
+    ``engine`` is the identity of a measured backend at the first point of the sweep; every trial holds its own.
+    """
     manifest = {
         "made_by": command,
         "scenario": plan.scenario.model_dump(mode="json"),
@@ -254,6 +263,7 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "finished": finished,
         "notes": [*plan.notes, *notes],
         "files": plan.files,
+        "engine": _identity(plan.scenario),
         "versions": {"adasim": __version__, "python": platform.python_version()}
         | {name: version(name) for name in LIBRARIES},
         "git": _git_sha(),
@@ -266,6 +276,12 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_atomic(out / "manifest.json", to_json(manifest))
+
+
+def _identity(scenario: Scenario) -> dict[str, Any] | None:
+    """Where a measured backend's numbers come from; a simulation's have no such place."""
+    identity = scenario.backend.identity()
+    return None if identity is None else identity.model_dump()
 
 
 def _git_sha() -> str | None:

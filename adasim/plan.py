@@ -20,7 +20,7 @@ from adasim.scenario import Scenario, Value, find_scenario, validate
 
 MAX_PROBLEMS = 20
 Made = TypeVar("Made", bound=BaseModel)
-PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune")
+PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune", "profile")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from adasim.errors import InputError
 from adasim.explain import explain
 from adasim.files import is_file
 from adasim.policies import AnyPolicy
+from adasim.profile_grid import ProfileGrid
 from adasim.reference import Reference
 from adasim.search import Tune
 from adasim.types import Component, Slo
@@ -19,7 +20,7 @@ from adasim.workload import AnyWorkload
 
 Value = int | float | str | bool | None
 
-UNSWEPT = {"name", "title", "description", "seeds", "sweep", "reference", "assumptions", "tune"}
+UNSWEPT = {"name", "title", "description", "seeds", "sweep", "reference", "assumptions", "tune", "profile"}
 
 
 class Measure(Component):
@@ -45,6 +46,7 @@ class Scenario(Component):
         sweep: dotted field -> values; the product of all is run. ``policies.LABEL.field`` reaches into one.
         slo: limits that make requests count as goodput.
         tune: what ``adasim tune`` searches.
+        profile: what ``adasim profile`` measures, where it is not to derive that itself.
         reference: published or measured numbers to print beside the prediction.
         assumptions: what a reader must know about where the inputs are thin.
     """
@@ -60,6 +62,7 @@ class Scenario(Component):
     slo: Slo | None = None
     measure: Measure = Measure()
     tune: Tune | None = None
+    profile: ProfileGrid | None = None
     reference: Reference | None = None
     assumptions: list[str] = Field(default_factory=list)
 

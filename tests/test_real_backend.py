@@ -59,6 +59,18 @@ def test_speculation_gives_the_text_of_plain_decoding(drafter: Path) -> None:
         assert (records.requests["status"] == "finished").all()
 
 
+def test_every_round_is_recorded(drafter: Path) -> None:
+    fast = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter))
+    records = fast.run(workload(), Head(), seed=1)
+    rounds = records.rounds
+    assert rounds is not None
+    assert len(rounds) == records.requests["rounds"].sum()
+    decided = rounds["accept_len"].round().clip(1, rounds["draft_len"] + 1)
+    assert (rounds["verify_len"] == decided).all()
+    for _, mine in rounds.groupby("request"):
+        assert (mine["position"].diff().iloc[1:] == mine["accepted"].to_numpy()[:-1] + 1).all()
+
+
 def test_policies_that_ask_for_time_run_with_a_cost_model(drafter: Path) -> None:
     fast = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), cost=RooflineCost())
     expected = TorchBackend(target="random-tiny", dtype="float32").serve(workload(), Off(), seed=1)[1]
@@ -96,7 +108,7 @@ def test_what_cannot_run_is_refused(drafter: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((drafter / "model.safetensors").read_bytes())
     with pytest.raises(InputError, match="made for a target of 30 layers of width 64; random-tiny has 4 layers"):
-        TorchBackend(target="random-tiny", drafter=str(tmp_path)).run(workload(), Off(), 0)
+        TorchBackend(target="random-tiny", drafter=str(tmp_path)).run(workload(), Fixed(verify_len=2), 0)
     with pytest.raises(InputError, match="no prompts for poetry"):
         TorchBackend(target="random-tiny").check_workload(Closed(concurrency=1, requests=1, domains={"poetry": 1.0}), 0)
 
@@ -141,3 +153,15 @@ def test_an_alarm_watches_tau_and_the_shift_is_on_record(drafter: Path) -> None:
     drift = records.events.iloc[1]
     assert drift["detail"] == "mix chat 1"
     assert drift["time_s"] == records.requests["arrival_s"].iloc[6]
+
+
+def test_identity_names_engine_and_models(drafter: Path) -> None:
+    backend = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), threads=2)
+    mine = backend.identity()
+    assert (mine.engine, mine.engine_version, mine.dtype, mine.threads) == ("torch", torch.__version__, "float32", 2)
+    assert mine.hardware
+    assert mine.drafter_sha256 is not None
+    plain = backend.model_copy(update={"drafter": None}).identity()
+    assert [line.split(":")[0] for line in mine.differs(plain)] == ["drafter", "drafter_sha256"]
+    other = backend.model_copy(update={"target": "random-smollm2-135m"}).identity()
+    assert [line.split(":")[0] for line in mine.differs(other)] == ["target", "target_sha256"]

@@ -4,6 +4,7 @@ from adasim.calibration.adjust import Adjust, ScaledCost
 from adasim.calibration.cost import CostModel, TableCost
 from adasim.calibration.formula import FormulaCost
 from adasim.calibration.parallel import Parallel, Split
+from adasim.calibration.pass_cost import PassCost
 from adasim.calibration.roofline import RooflineCost
 from adasim.errors import InputError
 
@@ -21,7 +22,7 @@ def cost_on(cost: CostModel, parallel: Parallel | None) -> CostModel:
         return cost
     if isinstance(cost, RooflineCost):
         return cost.on(parallel)
-    assert isinstance(cost, TableCost | FormulaCost)
+    assert isinstance(cost, TableCost | FormulaCost | PassCost)
     measured = cost.measured_on
     if measured is None:
         raise InputError(

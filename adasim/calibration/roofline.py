@@ -10,6 +10,7 @@ from adasim.calibration.fitted import FittedCost
 from adasim.calibration.formula import FormulaCost
 from adasim.calibration.memory import GpuMemory
 from adasim.calibration.parallel import Load, Parallel
+from adasim.calibration.pass_cost import PassCost
 from adasim.calibration.specs import MODELS, Hardware, ModelSpec, hardware
 from adasim.errors import InputError
 from adasim.types import Component, StepSeconds
@@ -237,4 +238,4 @@ class RooflineCost(FittedCost):
         ]
 
 
-AnyCost = Annotated[TableCost | RooflineCost | FormulaCost, Field(discriminator="kind")]
+AnyCost = Annotated[TableCost | RooflineCost | FormulaCost | PassCost, Field(discriminator="kind")]

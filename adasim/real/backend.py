@@ -1,6 +1,7 @@
 """The real backend: a scenario's requests answered by real models, on this machine. Importing it loads no torch."""
 
 import json
+import platform
 import random
 import re
 import tempfile
@@ -9,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from hashlib import sha256
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,6 +23,7 @@ from adasim.calibration.alarm import Alarm
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.files import is_file
+from adasim.identity import EngineIdentity, fingerprint, processor
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
@@ -53,7 +56,7 @@ class TorchBackend(Component):
         prompts: folder of ``<domain>*.jsonl``; null = the packaged ones.
         rows: lines of those files to use, first and last + 1.
         ignore_eos: answer until ``output_len`` whatever the model says.
-        forced: accept by decree, for profiling; marked in every record.
+        forced: accept by decree, for profiling; marked in every record. Its ``prompts: random`` use ``prompt_len``.
         cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
         opd: train the drafter while it serves, in a process of its own; null = it stays as it is.
         alarm: watches tau; null = nobody does.
@@ -105,6 +108,32 @@ class TorchBackend(Component):
         """No model decides the outcome: all is measured. A cost model only informs policies."""
         return {} if self.cost is None else {"cost": self.cost}
 
+    def identity(self) -> EngineIdentity:
+        """Where this engine's numbers come from.
+
+        Raises:
+            InputError: target or drafter are not there.
+        """
+        import torch
+
+        from adasim.real.weights import RANDOM, model_dir
+
+        shape = RANDOM.get(self.target)
+        drafts = None if self.drafter is None else self._draft_folder()
+        return EngineIdentity(
+            engine=self.kind,
+            engine_version=torch.__version__,
+            hardware=torch.cuda.get_device_name() if self.device == "cuda" else processor(),
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            target=self.target,
+            target_sha256=sha256(repr(shape).encode()).hexdigest() if shape else fingerprint(model_dir(self.target)),
+            drafter=self.drafter,
+            drafter_sha256=fingerprint(drafts) if drafts else None,
+            python=platform.python_version(),
+        )
+
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
         provides, longest = set[str](), 1
@@ -152,17 +181,24 @@ class TorchBackend(Component):
         import torch
 
         from adasim.real.engine import Engine
-        from adasim.real.weights import load_target
+        from adasim.real.loaded import keep_target
 
         torch.set_num_threads(self.threads)
-        target = load_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
-        start, drafter, head = self.load_drafter(target)
+        target = keep_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
+        loads = policy.loads_drafter or self.opd is not None
+        start, drafter, head = self.load_drafter(target) if loads else (None, None, None)
         encode, eos = self._tokenizer(target.arch.vocab)
-        requests, prompts = self._requests(workload, seed, encode)
+        if self.forced is not None and self.forced.prompts == "random":
+            requests = workload.generate(seed)
+            prompts = [
+                random.Random(f"{seed}/{r.id}").choices(range(target.arch.vocab), k=r.prompt_len) for r in requests
+            ]
+        else:
+            requests, prompts = self._requests(workload, seed, encode)
         self._check_lengths(requests, target.arch.max_context)
         caps, domains = self.caps(), workload.domain_names
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
-        recorder = Recorder(domains, caps.block)
+        recorder = Recorder(domains, caps.block, rounds=True)
         with self._distiller(start, target, domains, _folder_name(f"{policy.label}-{seed}")) as distiller:
             began = time.perf_counter()
             engine = Engine(
@@ -210,6 +246,23 @@ class TorchBackend(Component):
                 raise InputError(f"backend.opd.keep: {root} exists; use another folder")
             with Distiller(self.opd, start, target, self.target, self.sampling, root, domains) as distiller:
                 yield distiller
+
+    def served_requests(self, workload: Workload, seed: int) -> list[Request]:
+        """A workload's requests with the lengths of the prompts that they will get."""
+        from adasim.real.weights import RANDOM
+
+        vocab = RANDOM[self.target].vocab if self.target in RANDOM else 0  # only random targets need to know
+        return self._requests(workload, seed, self._tokenizer(vocab)[0])[0]
+
+    def forced_fields(self, accepted: int, *, prefill: bool) -> dict[str, Any]:
+        """Fields for runs that measure costs: acceptance by decree, prompts of the workload's own lengths.
+
+        Args:
+            accepted: drafts that every block accepts, as far as it is verified.
+            prefill: compute prompts; false: their context is made up.
+        """
+        forced = Forced(lengths=[accepted], prompts="random", prefill=prefill)
+        return {"forced": forced.model_dump(), "ignore_eos": True, "scheduler": {"kind": "fcfs"}, "opd": None}
 
     def _requests(self, workload: Workload, seed: int, encode: Any) -> tuple[list[Request], list[list[int]]]:
         """Requests with real prompts, each domain's in an order of its own."""
@@ -272,17 +325,16 @@ class TorchBackend(Component):
         """
         if self.drafter is None:
             return None, None, None
-        from adasim.real.checkpoint import load_checkpoint
-        from adasim.real.draft import ready
+        from adasim.real.loaded import keep_checkpoint, keep_ready
 
-        found = load_checkpoint(self._draft_folder(), target.dtype)
+        found = keep_checkpoint(self._draft_folder(), target.dtype)
         if (found.shape.arch.hidden, found.shape.target_layers) != (target.arch.hidden, target.arch.layers):
             raise InputError(
                 f"backend.drafter: made for a target of {found.shape.target_layers} layers of width "
                 f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers "
                 f"of width {target.arch.hidden}"
             )
-        return found, *ready(found, target)
+        return found, *keep_ready(self._draft_folder(), target)
 
 
 def _folder_name(text: str) -> str:

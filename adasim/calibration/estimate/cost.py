@@ -1,0 +1,60 @@
+"""The whole cost model of recorded runs."""
+
+from collections.abc import Sequence
+
+from adasim.calibration.cost import CostModel, Overhead
+from adasim.calibration.estimate.draft import fit_draft
+from adasim.calibration.estimate.overhead import fit_overhead
+from adasim.calibration.estimate.part import FittedPart
+from adasim.calibration.estimate.prefill import fit_prefill
+from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.steps import machine_speed
+from adasim.calibration.estimate.verify import fit_verify
+
+
+def fit_cost(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CostModel]:
+    """Verification, draft, prefill and overhead together; ``parts_of`` gives each with its own error.
+
+    Raises:
+        InputError: too few different passes to fit anything.
+    """
+    return join_cost(parts_of(trials, seed))
+
+
+def parts_of(trials: Sequence[RecordedTrial], seed: int = 0) -> dict[str, FittedPart]:
+    """By name: verify (a CostModel), draft, prefill, overhead."""
+    speed = machine_speed(trials)
+    return {
+        "verify": fit_verify(trials, seed, speed),
+        "draft": fit_draft(trials, seed, speed),
+        "prefill": fit_prefill(trials, seed, speed),
+        "overhead": fit_overhead(trials, seed, speed),
+    }
+
+
+def join_cost(parts: dict[str, FittedPart]) -> FittedPart[CostModel]:
+    """One cost model of its parts."""
+    verify = parts["verify"]
+    own = {name: parts[name].model for name in ("draft", "prefill", "overhead")}
+    own["overhead"] = _with_drafter(parts["overhead"].model, verify.extra)
+    joined: FittedPart[CostModel] = FittedPart(verify.model.model_copy(update=own), error=verify.error)
+    for part in parts.values():
+        joined.intervals |= part.intervals
+        joined.residuals += part.residuals
+        joined.ranges |= part.ranges
+        joined.counts |= part.counts
+        joined.notes += part.notes
+        joined.points |= part.points
+    return joined
+
+
+def _with_drafter(overhead: Overhead, extra: dict[str, float]) -> Overhead:
+    """The overhead with what verification takes longer beside a loaded drafter, which cost models have no place for."""
+    both, each = extra.get("drafter_ms", 0.0), extra.get("drafter_per_request_ms", 0.0)
+    return overhead.model_copy(
+        update={
+            "speculative_ms": overhead.speculative_ms + both,
+            "idle_drafter_ms": overhead.idle_drafter_ms + both,
+            "drafter_per_request_ms": overhead.drafter_per_request_ms + each,
+        }
+    )
