@@ -10,7 +10,7 @@ from adasim.calibrate_figures import CAPTIONS, draw
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.pass_cost import PassCost
 from adasim.errors import InputError
-from adasim.report import Page, Story, Table, write_page
+from adasim.page import Page, Story, Table, write_page
 from adasim.tables import Design
 
 METHOD = [
