@@ -44,7 +44,7 @@ def _read(path: Path, modified_ns: int, form: TraceFormat | None, limit: int | N
                 break
             try:
                 row = parse()
-                _check(row, rows[-1] if rows else None, skip_empty)
+                check_row(row, rows[-1] if rows else None, skip_empty=skip_empty)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 what = f"{error.args[0]!r} is missing" if isinstance(error, KeyError) else str(error)
                 problems.append(f"{path}: line {number}: {what}")
@@ -84,7 +84,7 @@ def _records(path: Path, lines: Iterator[str], form: TraceFormat | None) -> Iter
     if form == "mooncake" or (form is None and path.suffix in {".jsonl", ".json"}):
         for number, line in enumerate(lines, start=1):
             if line.strip():
-                yield number, partial(_json_row, line)
+                yield number, partial(json_row, line)
         return
     reader = csv.DictReader(lines)
     header = reader.fieldnames or []
@@ -92,13 +92,12 @@ def _records(path: Path, lines: Iterator[str], form: TraceFormat | None) -> Iter
     if not known or (form is not None and form not in known):
         wanted = "; ".join(f"{f}: {','.join(c)}" for f, c in CSV_COLUMNS.items() if form in {None, f})
         raise InputError(f"{path}: line 1: columns {','.join(header) or '(none)'}; expected {wanted}")
-    clock = _azure_seconds if known[0] == "azure" else float
-    names = CSV_COLUMNS[known[0]]
     for row in reader:
-        yield reader.line_num, partial(_csv_row, row, names, clock)
+        yield reader.line_num, partial(csv_row, row, known[0])
 
 
-def _json_row(line: str) -> TraceRow:
+def json_row(line: str) -> TraceRow:
+    """One line of Mooncake's. Raises KeyError, TypeError or ValueError when malformed."""
     return _mooncake(json.loads(line))
 
 
@@ -124,7 +123,10 @@ def _azure_seconds(text: str) -> float:
     return stamp.timestamp() + float(fraction or 0)
 
 
-def _csv_row(row: dict[str, Any], names: tuple[str, str, str], clock: Callable[[str], float]) -> TraceRow:
+def csv_row(row: dict[str, Any], form: TraceFormat) -> TraceRow:
+    """One row of Azure's or Vidur's table. Raises ValueError when malformed."""
+    names = CSV_COLUMNS[form]
+    clock: Callable[[str], float] = _azure_seconds if form == "azure" else float
     if None in row:
         raise ValueError("more fields than the header has")
     time, prompt, output = (row[n] for n in names)
@@ -150,7 +152,8 @@ def _count(value: str | float | None) -> int:
     return number
 
 
-def _check(row: TraceRow, before: TraceRow | None, skip_empty: bool) -> None:
+def check_row(row: TraceRow, before: TraceRow | None, *, skip_empty: bool) -> None:
+    """Raises ValueError unless the row can follow ``before``."""
     if not math.isfinite(row.arrival_s) or row.arrival_s < 0:
         raise ValueError(f"arrival {row.arrival_s} must be a number >= 0")
     if before is not None and row.arrival_s < before.arrival_s:

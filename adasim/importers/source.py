@@ -1,0 +1,212 @@
+"""One file as importers see it: opened, hashed, unpacked, read line by line, with what is wrong with it noted."""
+
+import csv
+import gzip
+import hashlib
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO, cast
+
+import pyarrow as pa
+
+from adasim.errors import InputError
+from adasim.importers.fields import Malformed
+from adasim.importers.json_stream import JsonStream
+
+MAX_PROBLEMS = 10
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+LONGEST_LINE = 1 << 26  # characters
+
+
+class _Hashed(io.RawIOBase):
+    """A binary file that is hashed while it is read."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self.hash = hashlib.sha256()
+        self.bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        read = self._file.readinto(buffer)
+        self.hash.update(memoryview(buffer)[:read])
+        self.bytes += read
+        return read
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def unpacked(raw: io.RawIOBase) -> TextIO:
+    """Text of a file, plain, gzip or zstd, told by its first bytes. Bytes that are no UTF-8 become replacement marks."""
+    file = io.BufferedReader(raw, 1 << 18)
+    start = file.peek(4)[:4]
+    binary: Any = file
+    if start.startswith(GZIP):
+        binary = gzip.GzipFile(fileobj=file)
+    elif start == ZSTD:
+        binary = io.BufferedReader(cast(io.RawIOBase, pa.CompressedInputStream(file, "zstd")), 1 << 18)
+    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="")
+
+
+class Source:
+    """A file, what is noted about it, and how bad lines are dealt with.
+
+    Attributes:
+        name: as the user gave it; the ``file`` of every row.
+        notes: what is suspicious, or had to be assumed; each once, with its count.
+        skipped: bad lines left out (``keep_going``).
+        problems: the first of them, each with its place.
+    """
+
+    def __init__(self, path: Path, *, keep_going: bool = False) -> None:
+        self.path, self.name, self.keep_going = path, str(path), keep_going
+        self.notes: dict[str, int] = {}
+        self.engines: set[tuple[str, str]] = set()  # engine and version, where both are known
+        self.problems: list[str] = []
+        self.skipped = 0
+        self.sha256 = ""
+        self.bytes = 0
+
+    def note(self, text: str) -> None:
+        """Something the user must know of this file."""
+        self.notes[text] = self.notes.get(text, 0) + 1
+
+    def problem(self, line: int, what: str) -> None:
+        """A line that cannot be used.
+
+        Raises:
+            InputError: it is the tenth, unless they are to be skipped.
+        """
+        self.skipped += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(f"{self.name}:{line}: {what}")
+        if not self.keep_going and self.skipped == MAX_PROBLEMS:
+            raise InputError(*self.problems)
+
+    @contextmanager
+    def guard(self, line: int | JsonStream) -> Iterator[None]:
+        """What is malformed within is a problem of this line, or of the line a cursor has come to."""
+        try:
+            yield
+        except Malformed as error:
+            self.problem(line if isinstance(line, int) else line.line, str(error))
+
+    @contextmanager
+    def text(self) -> Iterator[TextIO]:
+        """The unpacked text; afterwards size and hash of the file are known.
+
+        Raises:
+            InputError: unreadable.
+        """
+        try:
+            with _Hashed(self.path) as raw:
+                file = unpacked(raw)
+                yield file
+                while file.read(1 << 18):  # an importer may stop early
+                    pass
+                while raw.read(1 << 18):
+                    pass
+                self.sha256, self.bytes = raw.hash.hexdigest(), raw.bytes
+        except (OSError, EOFError, zlib.error, csv.Error, pa.ArrowException) as error:
+            raise InputError(f"{self.name}: cannot be read: {error}") from error
+
+    def finish(self) -> None:
+        """After reading.
+
+        Raises:
+            InputError: bad lines that are not to be skipped.
+        """
+        if self.problems and not self.keep_going:
+            raise InputError(*self.problems)
+
+    def lines(self) -> Iterator[tuple[int, str]]:
+        """Every line that is not empty, with its number."""
+        with self.text() as file:
+            number = 0
+            while line := file.readline(LONGEST_LINE):
+                number += 1
+                if len(line) == LONGEST_LINE:
+                    self.problem(number, f"longer than {LONGEST_LINE} characters")
+                elif line.strip():
+                    yield number, line
+
+    def objects(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The JSON object on every line, with the line's number."""
+        for number, line in self.lines():
+            try:
+                record = parsed(line)
+            except Malformed as error:
+                self.problem(number, str(error))
+            else:
+                yield number, record
+
+    def documents(self) -> Iterator[JsonStream]:
+        """A cursor before every JSON document; the document is to be taken within ``guard``."""
+        with self.text() as file:
+            stream = JsonStream(file)
+            while stream.peek():
+                before = self.skipped
+                yield stream
+                if self.skipped > before:
+                    stream.recover()
+
+    def records(self) -> Iterator[tuple[int, dict[str, str]]]:
+        """The rows of a CSV under its header, with their line numbers; lines that begin with # are left out."""
+        number = 0
+
+        def counted(file: TextIO) -> Iterator[str]:
+            nonlocal number
+            for line in file:
+                number += 1
+                if line.strip() and not line.startswith("#"):
+                    yield line
+
+        with self.text() as file:
+            rows = csv.reader(counted(file))
+            names = [n.strip() for n in next(rows, [])]
+            for row in rows:
+                if len(row) != len(names):
+                    self.problem(number, f"{len(row)} fields, allowed: {len(names)}, as the header has")
+                else:
+                    yield number, {k: v.strip() for k, v in zip(names, row, strict=True)}
+
+
+def parsed(line: str) -> dict[str, Any]:
+    """The JSON object of a line.
+
+    Raises:
+        Malformed: it holds none.
+    """
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Malformed(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise Malformed(f"holds {type(found).__name__}, allowed: a JSON object")
+    return found
+
+
+def head(path: Path, characters: int = 1 << 20) -> str:
+    """The beginning of a file's text.
+
+    Raises:
+        InputError: unreadable, or no text.
+    """
+    try:
+        with _Hashed(path) as raw:
+            start = unpacked(raw).read(characters)
+    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
+        raise InputError(f"{path}: cannot be read: {error}") from error
+    if not start.strip():
+        raise InputError(f"{path}: is empty")
+    if "\0" in start:
+        raise InputError(f"{path}: is no text, gzip or zstd file")
+    return start
