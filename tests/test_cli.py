@@ -326,6 +326,7 @@ def test_trace_is_a_chrome_trace(tmp_path: Path) -> None:
         "costs",
         "acceptances",
         "curves",
+        "parts",
         "hardware",
         "models",
     ],

@@ -12,9 +12,12 @@ from adasim import metrics
 from adasim.calibration.parallel import Parallel
 from adasim.calibration.roofline import RooflineCost
 from adasim.errors import InputError
+from adasim.files import load_yaml
+from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.records import Records
+from adasim.scenario import find_scenario, validate
 from tests.build import FREE_COST, OFF, backend, closed, scenario, simulate
 
 PREFILL = {
@@ -191,6 +194,15 @@ def test_prefill_engines_of_their_own_kind() -> None:
         assert metrics.ttft_s(records.requests)[0] == pytest.approx(expected)
 
 
+def test_what_prefill_engines_assume_is_said() -> None:
+    table = PREFILL | {"measured_on": {"tp": 1}}
+    apart = AT_ONCE | {"parallel": {"tp": 2, "assume": {"prefill": 0.6}}}
+    load = closed(concurrency=1, requests=1, prompt_len=of(200), output_len=of(2))
+    records = simulate(OFF, workload=load, backend=backend(cost=table, disaggregation=apart))
+    assert metrics.ttft_s(records.requests)[0] == pytest.approx(0.6 * 0.025)
+    assert any(note.startswith("prefill engines: assumed: times under tp 2, dp 1 are") for note in records.notes)
+
+
 def test_memory_of_the_decoding_engine_is_needed_to_go_on() -> None:
     """First tokens come from the pool; with memory for one request, the second waits for the first to finish."""
     load = closed(concurrency=2, requests=2, prompt_len=of(100), output_len=of(50))
@@ -223,6 +235,24 @@ def test_same_seed_same_bytes(tmp_path: Path) -> None:
         contents.append({p.name: p.read_bytes() for p in sorted((tmp_path / run).iterdir())})
     assert contents[0] == contents[1]
     assert "prefills.parquet" in contents[0]
+
+
+def test_the_scenario_claims_what_the_model_says() -> None:
+    """A prompt on one of eight ranks stops all; with prefill apart they keep up; one prefill engine caps speculation."""
+    raw = load_yaml(find_scenario("dp_attention"))
+    raw |= {"policies": [{"kind": "off"}], "sweep": {}}
+
+    def tok_s(dp: int, engines: int, policy: Policy) -> float:
+        raw["backend"]["parallel"]["dp"], raw["backend"]["disaggregation"]["prefill_engines"] = dp, engines
+        raw["workload"] |= {"concurrency": 128, "requests_per_client": 2}
+        s = validate(raw)
+        steps = s.backend.run(s.workload, policy, 0).steps
+        return float((steps["emitted"] + steps["first_tokens"]).sum() / steps["end_s"].iloc[-1])
+
+    assert tok_s(8, 0, OFF) < 0.75 * tok_s(1, 0, OFF)
+    assert tok_s(8, 2, OFF) > 0.9 * tok_s(1, 2, OFF)
+    gains = [tok_s(8, engines, Fixed(verify_len=4)) / tok_s(8, engines, OFF) for engines in (1, 2)]
+    assert 1 < gains[0] < 0.9 * gains[1]
 
 
 @pytest.mark.parametrize(

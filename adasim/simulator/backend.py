@@ -342,6 +342,7 @@ class SimBackend(Component):
         records.notes.extend([*cost.notes, *self._hardware_notes(policy.drafter)])
         if pool is not None:
             records.prefills = frame(PrefillRecord, pool.records)
+            records.notes.extend(f"prefill engines: {n}" for n in pool.cost.notes if n not in records.notes)
         if predicted is not None and "predicted_len" not in self.scheduler.needs:
             records.notes.append(f"backend.predictor has no effect: scheduler {self.scheduler.kind} does not ask")
         if trainer is not None:
