@@ -14,6 +14,7 @@ from adasim.calibration.survival import AnyCurve, harden, hardening_power
 from adasim.calibration.text import grade, hardness, solve_thresholds
 from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
+from adasim.kernels.form import Int16Array
 from adasim.types import Component, FloatArray, IntArray, Request
 
 Factor = Annotated[float, Field(gt=0)]
@@ -162,6 +163,11 @@ class _TextLuck(Luck):
         """The grade of every token: how many thresholds its hardness exceeds."""
         g = self._tokens.hardness(request, request.output_len + self.beyond)
         return grade(g, self._thresholds[request.domain])
+
+    @property
+    def tables(self) -> tuple[Int16Array, IntArray, FloatArray]:
+        """See :attr:`Luck.tables`."""
+        return self._text, self._limits, self._noise
 
     def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
         return self._kernels.look_up(lives, ids, self._text, self._limits, at, run)

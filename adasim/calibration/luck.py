@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from adasim.kernels import kernels
-from adasim.kernels.form import BASE, DONE
+from adasim.kernels.form import BASE, DONE, Int16Array
 from adasim.types import Component, FloatArray, IntArray, Request
 
 BINS_PER_TOKEN = 8
@@ -108,10 +108,21 @@ class Luck(ABC):
         """Where requests ``ids`` [n] of the table are now, and L there, [n] each."""
         at, run = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
         if not self._read(lives, ids, at, run):
-            for i in ids[self._text[self.base[ids]] == NOT_DRAWN].tolist():
-                self._draw(i)
+            self.draw(ids)
             self._read(lives, ids, at, run)
         return at, run
+
+    @property
+    def tables(self) -> tuple[Int16Array, IntArray, FloatArray] | None:
+        """``grades``, ``limits`` and ``noise`` of kernels; None = luck of another form."""
+        return None
+
+    def draw(self, ids: IntArray, heads: bool = False) -> None:
+        """Draw what was not drawn yet of requests ``ids`` [n], with ``heads`` also what their heads see."""
+        for i in ids[self._text[self.base[ids]] == NOT_DRAWN].tolist():
+            self._draw(i)
+        if heads:
+            self._draw_noise(ids)
 
     def _draw(self, index: int) -> None:
         start, text = int(self.base[index]), self.text(self.requests[index])

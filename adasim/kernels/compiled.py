@@ -133,6 +133,70 @@ def land(
     return all_accepted, all_emitted, spare, complete
 
 
+@_compile(
+    Tuple((int64, boolean)), TABLE, INTS, int16[::1], int64[:, ::1], FLOATS,
+    int64, int64, float64, int64, boolean, int64, float64, float64,
+    int64, int64, int64[:, :, ::1], int64[:, ::1],
+)  # fmt: skip
+def rounds(
+    lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
+    draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
+    block_tokens: int, free: int, blocks: IntArray, out: IntArray,
+) -> tuple[int, bool]:  # fmt: skip
+    by_head = verify_len == 0
+    for i in range(len(ids)):
+        base = lives[ids[i], BASE]
+        if (draft_len > 0 and grades[base] < 0) or (by_head and np.isnan(noise[base])):
+            return -1, False
+    reach = limits.shape[1] if by_head else verify_len - 1  # beyond it nobody looks
+    for r in range(len(out)):
+        taken = context = 0
+        for i in range(len(ids)):
+            life = lives[ids[i]]
+            context += life[CONTEXT]
+            needed = (life[CONTEXT] + draft_len + block_tokens - 1) // block_tokens - life[SHARED]
+            taken += max(needed - life[HELD], 0)
+        if taken > free:
+            return r, False
+        verified = longest = all_accepted = all_emitted = held = 0
+        complete = False
+        for i in range(len(ids)):
+            life = lives[ids[i]]
+            domain, at = life[DOMAIN], life[BASE] + life[DONE]
+            run = 0
+            while run < reach and grades[at + 1 + run] <= limits[domain, run]:
+                run += 1
+            length = verify_len
+            if by_head:
+                scaled = gamma * (1 + (run + bias + scale * noise[at]) - anchor)
+                whole = np.floor(scaled) if floor else np.rint(scaled)
+                length = min(int(max(whole + anchor, least)), draft_len + 1)
+            accepted = min(run, length - 1)
+            emitted = min(accepted + 1, life[WANT] - life[DONE])
+            life[DONE] += emitted
+            life[CONTEXT] += emitted
+            life[ROUNDS] += 1
+            life[DRAFTS] += draft_len
+            life[VERIFIED] += length
+            life[ACCEPTED] += accepted
+            blocks[domain, length, accepted] += 1
+            needed = (life[CONTEXT] - 1 + block_tokens - 1) // block_tokens - life[SHARED]
+            held += needed - life[HELD]
+            life[HELD] = needed
+            complete = complete or life[DONE] >= life[WANT]
+            verified += length
+            longest = max(longest, length)
+            all_accepted += accepted
+            all_emitted += emitted
+        free -= held
+        row = out[r]
+        row[0], row[1], row[2], row[3], row[4] = verified, longest, context, all_accepted, all_emitted
+        row[5], row[6] = taken, held
+        if complete:
+            return r + 1, True
+    return len(out), False
+
+
 @_compile(Tuple((int64, int64, float64)), TABLE, INTS, int64, boolean, INTS_OUT)
 def prefill(lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray) -> tuple[int, int, float]:
     total, attended = 0, 0.0

@@ -88,6 +88,41 @@ class Kernels(Protocol):
         """
         ...
 
+    def rounds(
+        self, lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
+        draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
+        block_tokens: int, free: int, blocks: IntArray, out: IntArray,
+    ) -> tuple[int, bool]:  # fmt: skip
+        """Rounds of the same requests one after the other, until one has all its tokens, memory is short, or ``out`` is full.
+
+        Each does what ``reserve``, ``look_up``, ``signal``, the policy and ``land`` do for one round.
+
+        Args:
+            lives: all requests.
+            ids: those that decode, [n].
+            grades: see ``look_up``.
+            limits: see ``look_up``.
+            noise: see ``signal``.
+            draft_len: drafts of each request.
+            verify_len: tokens verified of each, the anchor counted; 0 = as the length head says, by the next four; see
+                ``policies.base.LengthRule``.
+            gamma: factor of what it says.
+            anchor: what gamma does not scale, tokens.
+            floor: round down, not to the nearest.
+            least: tokens that are verified at least.
+            bias: see ``signal``.
+            scale: see ``signal``.
+            block_tokens: tokens of a KV block.
+            free: KV blocks that nobody holds.
+            blocks: see ``land``.
+            out: of each round: tokens verified, longest verification, context of all requests before it, drafts accepted,
+                tokens emitted, KV blocks taken for it, and what is left of them after it, [rounds, 7].
+
+        Returns:
+            How many rounds, and whether a request has all its tokens; -1: some luck is not drawn yet, nothing was done.
+        """
+        ...
+
     def prefill(
         self, lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray
     ) -> tuple[int, int, float]:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from math import isnan
 
 import numpy as np
@@ -168,6 +168,23 @@ class Admission:
         self.pool.private -= spare
         self._complete |= complete
         return all_accepted, all_emitted
+
+    def land_rounds(self, starts: Sequence[float], private: int, complete: bool, recorder: Recorder) -> None:
+        """Rounds that were played at once ended: write their gaps down, and hold the blocks they took.
+
+        Args:
+            starts: when each began, and the last ended, [rounds + 1].
+            private: KV blocks that requests hold more than before.
+            complete: whether a request has all its tokens.
+            recorder: takes the gaps down; its steps do not hold these rounds yet.
+        """
+        ids, lives, end_s = self.batch.request, self.lives, starts[-1]
+        np.subtract(starts[1], lives.emitted_s[ids], out=self._gaps_s[: len(ids)])
+        recorder.gaps(self._gaps_s[: len(ids)])
+        recorder.equal_gaps([later - before for before, later in pairwise(starts[1:])], len(ids))
+        lives.emitted_s[ids] = end_s
+        self.pool.private += private
+        self._complete |= complete
 
     def cache_prompts(self, ids: IntArray) -> None:
         """Blocks of complete prompts enter the prefix cache."""

@@ -31,6 +31,11 @@ class Rows:
         self._rows += self._pack(*record)
         self._count += 1
 
+    def extend(self, records: Sequence[tuple[float, ...]]) -> None:
+        """Several more."""
+        self._rows += b"".join([self._pack(*record) for record in records])
+        self._count += len(records)
+
     def __len__(self) -> int:
         return self._count
 
@@ -89,6 +94,11 @@ class Recorder:
             self._found, self._counts = np.empty(2 * n), np.empty(2 * n, dtype=np.int64)
         for i in range(self._kernels.distinct(gaps_s, self._found, self._counts)):
             self._gaps.append((step, self._found[i], self._counts[i]))
+
+    def equal_gaps(self, gaps_s: Sequence[float], chunks: int) -> None:
+        """Times since the last chunk in the steps after the next, the same for all ``chunks`` requests of each."""
+        next_step = len(self.steps) + 1
+        self._gaps.extend([(next_step + i, gap_s, chunks) for i, gap_s in enumerate(gaps_s)])
 
     def records(self, lives: Lives) -> Records:
         """All tables."""

@@ -1,4 +1,4 @@
-"""One engine under one policy: continuous batching as a SimPy process, one timeout per step."""
+"""One engine under one policy: continuous batching as a SimPy process, one timeout per step or span of rounds."""
 
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -8,12 +8,13 @@ import simpy
 
 from adasim.calibration.cost import CostModel
 from adasim.calibration.luck import Luck
-from adasim.kernels import kernels
+from adasim.kernels import kernels, plain
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import Scheduler
 from adasim.serving.admission import Admission
 from adasim.serving.batch import Prefill
 from adasim.serving.recorder import Recorder
+from adasim.simulator.span import Span
 from adasim.types import BatchView, DraftView, FloatArray, IntArray, StepOutcome, StepSeconds, constant
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ class Engine:
         self._work, self._kernels = env.event(), kernels()
         self._sees = driver.needs & {"survival", "accept_len", "margin", "truth"}
         self._listens = driver.listens or type(admission.scheduler).observe is not Scheduler.observe
+        watched = self._listens or trainer is not None or recorder.rounds is not None
+        self._span = None if watched or kernels() is plain else Span(env, admission, driver, cost, luck, recorder)
 
     def submit(self, index: int) -> None:
         """A request arrives now."""
@@ -78,8 +81,10 @@ class Engine:
                 yield from self._wait()
             elif self.chunk is None and len(self.batch.prefilling):
                 yield from self._prefill_step(self.batch.whole_prompts(self.max_prefill_tokens))
-            else:
+            elif self._span is None or not (yield from self._span.play()):
                 yield from self._round()
+            else:
+                self._let_go()
 
     def _wait(self) -> Process:
         """Nobody is here: until somebody comes."""
@@ -188,7 +193,11 @@ class Engine:
             )
         )  # fmt: skip
         admission.evicted = 0
-        for index in admission.finish(now):
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Finished requests leave."""
+        for index in self.admission.finish(self.env.now):
             self.on_finish(index)
 
     def _view(self) -> BatchView:
