@@ -135,9 +135,12 @@ class Text:
         self._own, self._common = RequestRng(seed, TOKENS), RequestRng(seed, COMMON)
 
     def hardness(self, request: Request, length: int) -> FloatArray:
-        """Of the request's output tokens, [length]; those after its end, which drafts may reach, counted."""
-        common = self._common(request.id) if self._correlated else None
-        g = hardness(self._own(request.id), common, length, *self._shape)
+        """Of the request's output tokens, [length]; those after its end, which drafts may reach, counted.
+
+        A longer request begins with the same values: each stream is read from its start.
+        """
+        common = self._common.normals(request.id, length + 2) if self._correlated else None
+        g = hardness(self._own.normals(request.id, length), common, *self._shape)
         power = self._powers[request.domain]
         return g if power is None else power.apply(g, request)
 

@@ -3,12 +3,15 @@
 The machine code is kept between runs. No fast math: the bits are those of ``plain``.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import exp, log1p
 from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
-from numba.types import Array, Tuple, boolean, float64, int16, int64, none
+from numba.np.random._constants import fi_double, ki_double, wi_double, ziggurat_nor_inv_r, ziggurat_nor_r
+from numba.types import Array, Tuple, boolean, float64, int16, int64, none, uint64
+from numpy.typing import NDArray
 
 from adasim.kernels.form import (
     ACCEPTED,
@@ -31,11 +34,17 @@ Function = TypeVar("Function", bound=Callable[..., object])
 
 # Inputs are taken read-only so that one compilation serves constants and fresh arrays.
 INTS, FLOATS = Array(int64, 1, "C", readonly=True), Array(float64, 1, "C", readonly=True)
+FLOATS_2D = Array(float64, 2, "C", readonly=True)
 TABLE, INTS_OUT, FLOATS_OUT = int64[:, ::1], int64[::1], float64[::1]
 
 
 def _compile(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     return njit(result(*arguments), cache=True)
+
+
+@njit  # only ever compiled as a part of others
+def _uniform(word: np.uint64) -> float:
+    return float64(int64(word >> uint64(11))) * (1.0 / 9007199254740992.0)
 
 
 @_compile(int64, INTS, int64, INTS)
@@ -258,6 +267,133 @@ def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
     for threshold in thresholds:
         for i in range(len(values)):
             grades[i] += values[i] > threshold
+
+
+@njit  # only ever compiled as a part of others
+def _before(value: float, row: int, other: float, other_row: int) -> bool:
+    return value > other or (value == other and row < other_row)
+
+
+@njit  # only ever compiled as a part of others
+def _sink(value: FloatArray, row: IntArray, n: int, i: int) -> None:
+    """Restore a heap of ``n`` values, the largest first and among equals the first row, where ``i`` may be too small."""
+    while 2 * i + 1 < n:
+        child = 2 * i + 1
+        if child + 1 < n and _before(value[child + 1], row[child + 1], value[child], row[child]):
+            child += 1
+        if _before(value[i], row[i], value[child], row[child]):
+            return
+        value[i], value[child], row[i], row[child] = value[child], value[i], row[child], row[i]
+        i = child
+
+
+@njit  # only ever compiled as a part of others
+def _heap(survival: FloatArray, value: FloatArray, row: IntArray) -> int:
+    """A heap of the first drafts of all rows; returns how many there are."""
+    n = 0
+    for i in range(len(survival)):
+        if survival[i, 0] >= 0:
+            value[n], row[n] = survival[i, 0], i
+            n += 1
+    for i in range(n // 2 - 1, -1, -1):
+        _sink(value, row, n, i)
+    return n
+
+
+@njit  # only ever compiled as a part of others
+def _take(survival: FloatArray, value: FloatArray, row: IntArray, n: int, taken: IntArray) -> int:
+    """Take the likeliest draft out of a heap: the next of its row, if there is one, takes its place."""
+    i = row[0]
+    taken[i] += 1
+    if taken[i] < survival.shape[1] and survival[i, taken[i]] >= 0:
+        value[0] = survival[i, taken[i]]
+    else:
+        n -= 1
+        value[0], row[0] = value[n], row[n]
+    _sink(value, row, n, 0)
+    return n
+
+
+@_compile(int64, FLOATS_2D, FLOATS)
+def early_budget(survival: FloatArray, seconds: FloatArray) -> int:
+    value, row = np.empty(len(survival)), np.empty(len(survival), dtype=np.int64)
+    taken = np.zeros(len(survival), dtype=np.int64)
+    n = _heap(survival, value, row)
+    budget, tokens, per_s = 0, 0.0, len(survival) / seconds[0]
+    while n > 0:
+        tokens += value[0]
+        before, per_s = per_s, (tokens + len(survival)) / seconds[budget + 1]
+        if per_s < before:
+            break
+        n = _take(survival, value, row, n, taken)
+        budget += 1
+    return budget
+
+
+@_compile(none, FLOATS_2D, int64, INTS_OUT)
+def spend(survival: FloatArray, budget: int, lengths: IntArray) -> None:
+    value, row = np.empty(len(survival)), np.empty(len(survival), dtype=np.int64)
+    lengths[:] = 0
+    n = _heap(survival, value, row)
+    for _ in range(budget):
+        n = _take(survival, value, row, n, lengths)
+    lengths += 1
+
+
+@_compile(none, INTS, FLOATS, float64[:, :, ::1], float64, int64, float64[:, ::1])
+def curves(
+    domains: IntArray, signal: FloatArray, posterior: FloatArray, first: float, per_token: int, curves: FloatArray
+) -> None:
+    for i in range(len(domains)):
+        bin_ = min(max(int64(np.rint((signal[i] - first) * per_token)), 0), posterior.shape[1] - 1)
+        for k in range(posterior.shape[2]):
+            curves[i, k] = posterior[domains[i], bin_, k]
+
+
+def normals(bits: np.random.Philox, start: Mapping[str, Any], draws: FloatArray) -> None:
+    bits.state, words = start, len(draws) + len(draws) // 16 + 64  # 1.022 a number are needed on average
+    while not _ziggurat(bits.random_raw(words), draws):
+        bits.state, words = start, 2 * words
+
+
+@_compile(boolean, uint64[::1], FLOATS_OUT)
+def _ziggurat(words: NDArray[np.uint64], draws: FloatArray) -> bool:
+    """numpy's standard normal numbers from raw 64-bit words; False: there are too few.
+
+    Layers of a ziggurat by Doornik's method: 8 bits choose the layer, one the sign, 52 the place in it; every 80th number
+    or so falls outside and needs more words. Without a branch on the sign and a call for each word, it takes a quarter of
+    numpy's time.
+    """
+    used = 0
+    for i in range(len(draws)):
+        while True:
+            if used + 3 > len(words):
+                return False
+            word = words[used]
+            used += 1
+            layer, place = int64(word & uint64(0xFF)), int64((word >> uint64(9)) & uint64((1 << 52) - 1))
+            sign = 1.0 - 2.0 * float64(int64((word >> uint64(8)) & uint64(1)))
+            x = sign * (place * wi_double[layer])
+            if uint64(place) < ki_double[layer]:
+                break
+            if layer == 0:  # the tail
+                far = -ziggurat_nor_inv_r * log1p(-_uniform(words[used]))
+                near = -log1p(-_uniform(words[used + 1]))
+                used += 2
+                while near + near <= far * far:
+                    if used + 2 > len(words):
+                        return False
+                    far = -ziggurat_nor_inv_r * log1p(-_uniform(words[used]))
+                    near = -log1p(-_uniform(words[used + 1]))
+                    used += 2
+                x = -(ziggurat_nor_r + far) if (place >> 8) & 1 else ziggurat_nor_r + far
+                break
+            height = (fi_double[layer - 1] - fi_double[layer]) * _uniform(words[used]) + fi_double[layer]
+            used += 1
+            if height < exp(-0.5 * x * x):
+                break
+        draws[i] = x
+    return True
 
 
 @_compile(FLOATS_OUT, FLOATS, float64, float64, float64)

@@ -1,6 +1,7 @@
 """What both kernel modules hold, and the columns of the table they work on."""
 
-from typing import Protocol
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -93,7 +94,7 @@ class Kernels(Protocol):
         draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
         block_tokens: int, free: int, blocks: IntArray, out: IntArray,
     ) -> tuple[int, bool]:  # fmt: skip
-        """Rounds of the same requests one after the other, until one has all its tokens, memory is short, or ``out`` is full.
+        """Rounds of the same requests until one has all its tokens, memory gets short, or ``out`` is full.
 
         Each does what ``reserve``, ``look_up``, ``signal``, the policy and ``land`` do for one round.
 
@@ -150,6 +151,44 @@ class Kernels(Protocol):
 
     def grade(self, values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
         """Adds to ``grades`` [n] how many of ``thresholds`` [K] each of ``values`` [n] exceeds."""
+        ...
+
+    def early_budget(self, survival: FloatArray, seconds: FloatArray) -> int:
+        """The first number m of drafts with (n + sum of the m largest survivals) / seconds[m] above that of m + 1.
+
+        Args:
+            survival: falling along each row; -1 where nothing was drafted, [n, K].
+            seconds: of rounds with m drafts, [n K + 1].
+        """
+        ...
+
+    def spend(self, survival: FloatArray, budget: int, lengths: IntArray) -> None:
+        """1 + how many of each row are among the ``budget`` largest of ``survival`` [n, K], to ``lengths`` [n].
+
+        Rows fall; among equals the first in row order wins.
+        """
+        ...
+
+    def curves(
+        self, domains: IntArray, signal: FloatArray, posterior: FloatArray, first: float, per_token: int, curves: FloatArray
+    ) -> None:
+        """Rows of ``posterior`` [domains, bins, K] that go with each ``signal`` [n], to ``curves`` [n, K].
+
+        Args:
+            domains: of each request, [n].
+            signal: what its head sees, [n].
+            posterior: by domain and bin of signal.
+            first: signal of the first bin.
+            per_token: bins per token.
+            curves: the rows.
+        """
+        ...
+
+    def normals(self, bits: np.random.Philox, start: Mapping[str, Any], draws: FloatArray) -> None:
+        """Fills ``draws`` [n] with the standard normal numbers that numpy draws from ``bits`` in the state ``start``.
+
+        Where ``bits`` are afterwards is not said.
+        """
         ...
 
     def autoregression(self, draws: FloatArray, phi: float, scale: float, before: float) -> FloatArray:

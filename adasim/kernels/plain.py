@@ -1,5 +1,8 @@
 """The kernels in numpy: what they mean. Shapes and meanings stand in :class:`adasim.kernels.form.Kernels`."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from adasim.kernels.form import (
@@ -124,6 +127,38 @@ def distinct(values: FloatArray, found: FloatArray, counts: IntArray) -> int:
 def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
     for threshold in thresholds:
         grades += values > threshold
+
+
+def early_budget(survival: FloatArray, seconds: FloatArray) -> int:
+    likeliest = np.sort(survival, axis=None)[::-1]
+    likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
+    tokens = len(survival) + np.concatenate([[0.0], np.cumsum(likeliest)])
+    per_s = tokens / seconds[: len(tokens)]
+    falls = per_s[1:] < per_s[:-1]
+    return int(falls.argmax()) if falls.any() else len(likeliest)
+
+
+def spend(survival: FloatArray, budget: int, lengths: IntArray) -> None:
+    width, flat = survival.shape[1], survival.ravel()
+    lengths[:] = 1
+    if budget <= 0:
+        return
+    least = np.partition(flat, flat.size - budget)[flat.size - budget]
+    lengths += np.count_nonzero(survival > least, axis=1)
+    equals = np.flatnonzero(flat == least)[: budget - int(lengths.sum()) + len(lengths)]
+    lengths += np.bincount(equals // width, minlength=len(lengths))
+
+
+def curves(
+    domains: IntArray, signal: FloatArray, posterior: FloatArray, first: float, per_token: int, curves: FloatArray
+) -> None:
+    rows = np.rint((signal - first) * per_token).astype(np.int64)
+    curves[:] = posterior[domains, rows.clip(0, posterior.shape[1] - 1)]
+
+
+def normals(bits: np.random.Philox, start: Mapping[str, Any], draws: FloatArray) -> None:
+    bits.state = start
+    np.random.Generator(bits).standard_normal(out=draws)
 
 
 def autoregression(draws: FloatArray, phi: float, scale: float, before: float) -> FloatArray:

@@ -6,6 +6,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, PrivateAttr
 
+from adasim.kernels import kernels
 from adasim.policies.base import Policy
 from adasim.policies.stale import StaleCurves
 from adasim.policies.step_times import StepTimes
@@ -45,20 +46,12 @@ def budget_of(survival: FloatArray, seconds: FloatArray, *, early: bool) -> int:
         seconds: of rounds that verify n, n + 1, ... tokens, [n K + 1].
         early: stop before the first m that is worse than m - 1.
     """
-    n = len(survival)
+    if early:
+        return kernels().early_budget(np.ascontiguousarray(survival), seconds)
     likeliest = np.sort(survival, axis=None)[::-1]
-    if likeliest[-1] < 0:
-        likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
-    tokens = np.empty(len(likeliest) + 1)
-    tokens[0] = n
-    np.cumsum(likeliest, out=tokens[1:])
-    tokens[1:] += n
-    per_s = tokens / seconds[: len(tokens)]
-    if not early:
-        return int(per_s.argmax())
-    falls = per_s[1:] < per_s[:-1]
-    first = int(falls.argmax()) if len(falls) else 0
-    return first if len(falls) and falls[first] else len(likeliest)
+    likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
+    tokens = len(survival) + np.concatenate([[0.0], np.cumsum(likeliest)])
+    return int((tokens / seconds[: len(tokens)]).argmax())
 
 
 def drafted_only(survival: FloatArray, draft_lens: IntArray) -> FloatArray:
@@ -73,17 +66,12 @@ def spend(survival: FloatArray, budget: int) -> IntArray:
     """Verify lengths [n], anchors counted, when the ``budget`` likeliest of all drafts [n, K] are verified.
 
     Curves fall along a row, so the likeliest drafts of a row are a prefix. Among equals the first in row order
-    wins. Finds the budget-th largest value instead of sorting.
+    wins.
 
     Args:
         survival: P(first k drafts accepted); -1 where nothing was drafted.
         budget: drafts to verify, 0..number of drafts.
     """
-    n, width = survival.shape
-    if budget <= 0:
-        return np.ones(n, dtype=np.int64)
-    flat = survival.ravel()
-    least = np.partition(flat, flat.size - budget)[flat.size - budget]
-    lengths = 1 + np.count_nonzero(survival > least, axis=1)
-    equals = np.flatnonzero(flat == least)[: budget - int(lengths.sum()) + n]
-    return lengths + np.bincount(equals // width, minlength=n)
+    lengths = np.empty(len(survival), dtype=np.int64)
+    kernels().spend(np.ascontiguousarray(survival), budget, lengths)
+    return lengths
