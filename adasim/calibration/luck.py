@@ -100,6 +100,7 @@ class Luck(ABC):
         self.base: IntArray = np.array(ends[:-1], dtype=np.int64)
         self._text = np.full(ends[-1], NOT_DRAWN, dtype=np.int16)
         self._noise, self._noise_rng = np.full(ends[-1], np.nan), RequestRng(seed, HEADS)
+        self._heads = False  # somebody asked what heads see, and will again
         self._kernels = kernels()
 
     @abstractmethod
@@ -127,10 +128,11 @@ class Luck(ABC):
 
     def draw(self, ids: IntArray, heads: bool = False) -> None:
         """Draw what was not drawn yet of requests ``ids`` [n], with ``heads`` also what their heads see."""
-        for i in ids[self._text[self.base[ids]] == NOT_DRAWN].tolist():
+        new = ids[self._text[self.base[ids]] == NOT_DRAWN]
+        for i in new.tolist():
             self._draw(i)
-        if heads:
-            self._draw_noise(ids)
+        if heads or self._heads:
+            self._draw_noise(ids if heads else new)
 
     def _draw(self, index: int) -> None:
         start, text = int(self.base[index]), self.text(self.requests[index])
@@ -145,6 +147,7 @@ class Luck(ABC):
         return signal
 
     def _draw_noise(self, ids: IntArray) -> None:
+        self._heads = True
         for i in ids[np.isnan(self._noise[self.base[ids]])].tolist():
             start, request = int(self.base[i]), self.requests[i]
             draws = self._noise_rng.normals(request.id, request.output_len)

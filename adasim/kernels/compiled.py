@@ -269,75 +269,74 @@ def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
             grades[i] += values[i] > threshold
 
 
-@njit  # only ever compiled as a part of others
-def _before(value: float, row: int, other: float, other_row: int) -> bool:
-    return value > other or (value == other and row < other_row)
+@_compile(int64, TABLE, INTS, INTS_OUT)
+def finished(lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:
+    stay = 0
+    for i in range(len(ids)):
+        life = lives[ids[i]]
+        stay += life[DONE] < life[WANT] or life[LEFT] > 0
+    kept, gone = 0, stay
+    for i in range(len(ids)):
+        life = lives[ids[i]]
+        if life[DONE] < life[WANT] or life[LEFT] > 0:
+            sorted_ids[kept] = ids[i]
+            kept += 1
+        else:
+            sorted_ids[gone] = ids[i]
+            gone += 1
+    return stay
 
 
-@njit  # only ever compiled as a part of others
-def _sink(value: FloatArray, row: IntArray, n: int, i: int) -> None:
-    """Restore a heap of ``n`` values, the largest first and among equals the first row, where ``i`` may be too small."""
-    while 2 * i + 1 < n:
-        child = 2 * i + 1
-        if child + 1 < n and _before(value[child + 1], row[child + 1], value[child], row[child]):
-            child += 1
-        if _before(value[i], row[i], value[child], row[child]):
-            return
-        value[i], value[child], row[i], row[child] = value[child], value[i], row[child], row[i]
-        i = child
+@_compile(none, INTS, FLOATS_2D, INTS, float64[:, ::1])
+def carry(ids: IntArray, curves: FloatArray, request_ids: IntArray, carried: FloatArray) -> None:
+    mean = np.empty(0)
+    at = 0
+    for i in range(len(request_ids)):
+        looked = 0
+        while looked < len(ids) and ids[at] != request_ids[i]:  # both in order of admission: mostly the next
+            at = at + 1 if at + 1 < len(ids) else 0
+            looked += 1
+        if looked < len(ids):
+            carried[i] = curves[at]
+            continue
+        if not len(mean):
+            mean = np.zeros(curves.shape[1])
+            for j in range(len(ids)):
+                mean += curves[j]
+            mean /= len(ids)
+        carried[i] = mean
 
 
-@njit  # only ever compiled as a part of others
-def _heap(survival: FloatArray, value: FloatArray, row: IntArray) -> int:
-    """A heap of the first drafts of all rows; returns how many there are."""
-    n = 0
-    for i in range(len(survival)):
-        if survival[i, 0] >= 0:
-            value[n], row[n] = survival[i, 0], i
-            n += 1
-    for i in range(n // 2 - 1, -1, -1):
-        _sink(value, row, n, i)
-    return n
-
-
-@njit  # only ever compiled as a part of others
-def _take(survival: FloatArray, value: FloatArray, row: IntArray, n: int, taken: IntArray) -> int:
-    """Take the likeliest draft out of a heap: the next of its row, if there is one, takes its place."""
-    i = row[0]
-    taken[i] += 1
-    if taken[i] < survival.shape[1] and survival[i, taken[i]] >= 0:
-        value[0] = survival[i, taken[i]]
-    else:
-        n -= 1
-        value[0], row[0] = value[n], row[n]
-    _sink(value, row, n, 0)
-    return n
-
-
-@_compile(int64, FLOATS_2D, FLOATS)
-def early_budget(survival: FloatArray, seconds: FloatArray) -> int:
-    value, row = np.empty(len(survival)), np.empty(len(survival), dtype=np.int64)
-    taken = np.zeros(len(survival), dtype=np.int64)
-    n = _heap(survival, value, row)
-    budget, tokens, per_s = 0, 0.0, len(survival) / seconds[0]
-    while n > 0:
-        tokens += value[0]
-        before, per_s = per_s, (tokens + len(survival)) / seconds[budget + 1]
+@_compile(int64, int64, FLOATS, FLOATS)
+def early_budget(requests: int, rising: FloatArray, seconds: FloatArray) -> int:
+    budget, tokens, per_s = 0, 0.0, requests / seconds[0]
+    for i in range(len(rising) - 1, -1, -1):
+        if rising[i] < 0:
+            break
+        tokens += rising[i]
+        before, per_s = per_s, (tokens + requests) / seconds[budget + 1]
         if per_s < before:
             break
-        n = _take(survival, value, row, n, taken)
         budget += 1
     return budget
 
 
-@_compile(none, FLOATS_2D, int64, INTS_OUT)
-def spend(survival: FloatArray, budget: int, lengths: IntArray) -> None:
-    value, row = np.empty(len(survival)), np.empty(len(survival), dtype=np.int64)
-    lengths[:] = 0
-    n = _heap(survival, value, row)
-    for _ in range(budget):
-        n = _take(survival, value, row, n, lengths)
-    lengths += 1
+@_compile(none, FLOATS_2D, int64, float64, INTS_OUT)
+def spend(survival: FloatArray, budget: int, least: float, lengths: IntArray) -> None:
+    for i in range(len(survival)):
+        above = 0
+        for s in survival[i]:
+            above += s > least
+        lengths[i] = 1 + above
+        budget -= above
+    for i in range(len(survival)):
+        if budget <= 0:
+            return
+        equal = 0
+        for s in survival[i]:
+            equal += s == least
+        lengths[i] += min(equal, budget)
+        budget -= equal
 
 
 @_compile(none, INTS, FLOATS, float64[:, :, ::1], float64, int64, float64[:, ::1])

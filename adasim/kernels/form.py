@@ -153,19 +153,33 @@ class Kernels(Protocol):
         """Adds to ``grades`` [n] how many of ``thresholds`` [K] each of ``values`` [n] exceeds."""
         ...
 
-    def early_budget(self, survival: FloatArray, seconds: FloatArray) -> int:
-        """The first number m of drafts with (n + sum of the m largest survivals) / seconds[m] above that of m + 1.
+    def finished(self, lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:
+        """Who of ``ids`` [n] has all its tokens and nothing to prefill: them last in ``sorted_ids`` [n], in order.
+
+        Returns how many are left, who come first, in order.
+        """
+        ...
+
+    def carry(self, ids: IntArray, curves: FloatArray, request_ids: IntArray, carried: FloatArray) -> None:
+        """Curves [m, K] of ``ids`` [m] for ``request_ids`` [n], to ``carried`` [n, K]; the mean one for those not there."""
+        ...
+
+    def early_budget(self, requests: int, rising: FloatArray, seconds: FloatArray) -> int:
+        """The first number m of drafts with which more tokens per second are expected than with m + 1.
+
+        Tokens of m drafts are ``requests`` + the sum of the m largest survivals.
 
         Args:
-            survival: falling along each row; -1 where nothing was drafted, [n, K].
+            requests: n.
+            rising: survival of all drafts, sorted; -1 where nothing was drafted, [n K].
             seconds: of rounds with m drafts, [n K + 1].
         """
         ...
 
-    def spend(self, survival: FloatArray, budget: int, lengths: IntArray) -> None:
+    def spend(self, survival: FloatArray, budget: int, least: float, lengths: IntArray) -> None:
         """1 + how many of each row are among the ``budget`` largest of ``survival`` [n, K], to ``lengths`` [n].
 
-        Rows fall; among equals the first in row order wins.
+        ``least`` is the smallest of those; among equals the first in row order wins.
         """
         ...
 

@@ -129,24 +129,31 @@ def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
         grades += values > threshold
 
 
-def early_budget(survival: FloatArray, seconds: FloatArray) -> int:
-    likeliest = np.sort(survival, axis=None)[::-1]
+def finished(lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:
+    gone = (lives[ids, DONE] >= lives[ids, WANT]) & (lives[ids, LEFT] == 0)
+    sorted_ids[:] = np.concatenate([ids[~gone], ids[gone]])
+    return len(ids) - int(np.count_nonzero(gone))
+
+
+def carry(ids: IntArray, curves: FloatArray, request_ids: IntArray, carried: FloatArray) -> None:
+    order = np.argsort(ids)
+    at = order[np.searchsorted(ids, request_ids, sorter=order).clip(max=len(ids) - 1)]
+    carried[:] = np.where((ids[at] == request_ids)[:, None], curves[at], curves.mean(axis=0))
+
+
+def early_budget(requests: int, rising: FloatArray, seconds: FloatArray) -> int:
+    likeliest = rising[::-1]
     likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
-    tokens = len(survival) + np.concatenate([[0.0], np.cumsum(likeliest)])
+    tokens = requests + np.concatenate([[0.0], np.cumsum(likeliest)])
     per_s = tokens / seconds[: len(tokens)]
     falls = per_s[1:] < per_s[:-1]
     return int(falls.argmax()) if falls.any() else len(likeliest)
 
 
-def spend(survival: FloatArray, budget: int, lengths: IntArray) -> None:
-    width, flat = survival.shape[1], survival.ravel()
-    lengths[:] = 1
-    if budget <= 0:
-        return
-    least = np.partition(flat, flat.size - budget)[flat.size - budget]
-    lengths += np.count_nonzero(survival > least, axis=1)
-    equals = np.flatnonzero(flat == least)[: budget - int(lengths.sum()) + len(lengths)]
-    lengths += np.bincount(equals // width, minlength=len(lengths))
+def spend(survival: FloatArray, budget: int, least: float, lengths: IntArray) -> None:
+    lengths[:] = 1 + np.count_nonzero(survival > least, axis=1)
+    equals = np.flatnonzero(survival.ravel() == least)[: budget - int(lengths.sum()) + len(lengths)]
+    lengths += np.bincount(equals // survival.shape[1], minlength=len(lengths))
 
 
 def curves(

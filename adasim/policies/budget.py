@@ -46,9 +46,10 @@ def budget_of(survival: FloatArray, seconds: FloatArray, *, early: bool) -> int:
         seconds: of rounds that verify n, n + 1, ... tokens, [n K + 1].
         early: stop before the first m that is worse than m - 1.
     """
+    rising = np.sort(survival, axis=None)
     if early:
-        return kernels().early_budget(np.ascontiguousarray(survival), seconds)
-    likeliest = np.sort(survival, axis=None)[::-1]
+        return kernels().early_budget(len(survival), rising, seconds)
+    likeliest = rising[::-1]
     likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
     tokens = len(survival) + np.concatenate([[0.0], np.cumsum(likeliest)])
     return int((tokens / seconds[: len(tokens)]).argmax())
@@ -72,6 +73,9 @@ def spend(survival: FloatArray, budget: int) -> IntArray:
         survival: P(first k drafts accepted); -1 where nothing was drafted.
         budget: drafts to verify, 0..number of drafts.
     """
-    lengths = np.empty(len(survival), dtype=np.int64)
-    kernels().spend(np.ascontiguousarray(survival), budget, lengths)
+    if budget <= 0:
+        return np.ones(len(survival), dtype=np.int64)
+    lengths, place = np.empty(len(survival), dtype=np.int64), survival.size - budget
+    least = np.partition(survival, place, axis=None)[place]  # finds it without sorting
+    kernels().spend(np.ascontiguousarray(survival), budget, least, lengths)
     return lengths

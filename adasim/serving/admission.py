@@ -81,9 +81,11 @@ class Admission:
         running = RunningView(self.batch.request, self.batch.context, self.batch.held)
         chosen = self.scheduler.admit(view, running, self.pool.available, self.caps)
         names = chosen.tolist()
-        if len(names) > places or len(set(names)) < len(names) or not set(names) <= set(waiting):
-            raise PolicyError(f"{self.scheduler.kind}.admit: {names}; allowed: up to {places} of {waiting}")
-        needed = self._blocks_to_admit(chosen)
+        needed = view.blocks
+        if len(names) > places or names != waiting[: len(names)]:  # others than the first
+            if len(names) > places or len(set(names)) < len(names) or not set(names) <= set(waiting):
+                raise PolicyError(f"{self.scheduler.kind}.admit: {names}; allowed: up to {places} of {waiting}")
+            needed = self._blocks_to_admit(chosen)
         for i, index in enumerate(names):
             if self.pool.memory.prefix_cache:
                 needed[i] = self._blocks_to_admit(chosen[i : i + 1])[0]
@@ -205,12 +207,12 @@ class Admission:
         if not self._complete:
             return []
         self._complete = False
-        lives, ids = self.lives, self.batch.request
-        gone = (lives.done[ids] >= lives.want[ids]) & (lives.prefill_left[ids] == 0)
-        finished = ids[gone]
+        lives, ids = self.lives, np.empty(len(self.batch), dtype=np.int64)
+        left = self._kernels.finished(lives.table, self.batch.request, ids)
+        finished = ids[left:]
         lives.finish_s[finished] = now_s
         lives.status[finished] = FINISHED
-        self._leave(finished, ~gone)
+        self._leave(finished, ids[:left])
         return finished.tolist()
 
     def _blocks_to_admit(self, ids: IntArray) -> IntArray:
@@ -249,14 +251,14 @@ class Admission:
     def _evict(self, gone: NDArray[np.bool_]) -> None:
         """Back to the head of the queue; their KV is computed anew when they return."""
         evicted = self.batch.request[gone]
-        self._leave(evicted, ~gone)
+        self._leave(evicted, self.batch.request[~gone])
         self.lives.evictions[evicted] += 1
         self.lives.status[evicted] = WAITING
         self.queue.extendleft(evicted[::-1].tolist())
         self.evicted += len(evicted)
 
-    def _leave(self, leaving: IntArray, stay: NDArray[np.bool_]) -> None:
-        self.pool.take(-int(self.lives.held[leaving].sum()))
+    def _leave(self, leaving: IntArray, stay: IntArray) -> None:
+        self.pool.take(-sum(self.lives.held[leaving].tolist()))
         if self.pool.memory.prefix_cache:
             for index in leaving.tolist():
                 self.pool.unshare(self._shared.pop(index))
