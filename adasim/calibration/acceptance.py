@@ -1,7 +1,7 @@
 """Acceptance models: where the luck of a text comes from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -139,10 +139,23 @@ class Text:
 
         A longer request begins with the same values: each stream is read from its start.
         """
-        common = self._common.normals(request.id, length + 2) if self._correlated else None
-        g = hardness(self._own.normals(request.id, length), common, *self._shape)
-        power = self._powers[request.domain]
-        return g if power is None else power.apply(g, request)
+        return next(self.of([request], np.array([length])))
+
+    def of(self, requests: Sequence[Request], lengths: IntArray) -> Iterator[FloatArray]:
+        """The same of several requests, ``lengths`` [m] tokens of each."""
+        own = _normals(self._own, requests, lengths)
+        common = _normals(self._common, requests, lengths + 2) if self._correlated else [None] * len(requests)
+        for request, draws, shared in zip(requests, own, common, strict=True):
+            g = hardness(draws, shared, *self._shape)
+            power = self._powers[request.domain]
+            yield g if power is None else power.apply(g, request)
+
+
+def _normals(rng: RequestRng, requests: Sequence[Request], counts: IntArray) -> list[FloatArray]:
+    ends = np.cumsum(counts)
+    draws = np.empty(int(ends[-1]))
+    rng.normals(requests, counts, draws, ends - counts)
+    return [draws[end - count : end] for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
 
 
 class _TextLuck(Luck):
@@ -160,12 +173,18 @@ class _TextLuck(Luck):
 
     @cached_property
     def _limits(self) -> IntArray:
-        return np.stack([grade(t, np.sort(t)) for t in self._thresholds])  # [domains, K]
+        return np.stack([grade(t, np.sort(t)) for t in self._thresholds]).astype(np.int64)  # [domains, K]
 
     def text(self, request: Request) -> IntArray:
         """The grade of every token: how many thresholds its hardness exceeds."""
         g = self._tokens.hardness(request, request.output_len + self.beyond)
-        return grade(g, self._thresholds[request.domain])
+        return grade(g, self._thresholds[request.domain]).astype(np.int64)
+
+    def _draw(self, ids: IntArray) -> None:
+        requests, counts = [self.requests[i] for i in ids.tolist()], self._counts[ids] + self.beyond
+        starts = self.base[ids].tolist()
+        for request, start, g in zip(requests, starts, self._tokens.of(requests, counts), strict=True):
+            self._kernels.grade(g, self._thresholds[request.domain], self._text[start : start + len(g)])
 
     @property
     def tables(self) -> tuple[Int16Array, IntArray, FloatArray]:

@@ -18,6 +18,7 @@ from functools import lru_cache
 import numpy as np
 
 from adasim.kernels import kernels
+from adasim.kernels.form import Int16Array
 from adasim.types import FloatArray, IntArray
 
 
@@ -43,12 +44,12 @@ def hardness(
     return own + np.sqrt(correlation) * shared + np.sqrt(spread) * of_request
 
 
-def grade(hardness_t: FloatArray, thresholds: FloatArray) -> IntArray:
+def grade(hardness_t: FloatArray, thresholds: FloatArray) -> Int16Array:
     """How many of the thresholds [K] each hardness [length] exceeds: all that acceptance needs to know, in few bits.
 
     A token is accepted at a threshold when its grade is not above the threshold's own.
     """
-    grades = np.zeros(len(hardness_t), dtype=np.int64)
+    grades = np.empty(len(hardness_t), dtype=np.int16)
     kernels().grade(hardness_t, thresholds, grades)
     return grades
 

@@ -3,15 +3,12 @@
 The machine code is kept between runs. No fast math: the bits are those of ``plain``.
 """
 
-from collections.abc import Callable, Mapping
-from math import exp, log1p
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
-from numba.np.random._constants import fi_double, ki_double, wi_double, ziggurat_nor_inv_r, ziggurat_nor_r
-from numba.types import Array, Tuple, boolean, float64, int16, int64, none, uint64
-from numpy.typing import NDArray
+from numba.types import Array, Tuple, boolean, float64, int16, int64, none
 
 from adasim.kernels.form import (
     ACCEPTED,
@@ -28,6 +25,7 @@ from adasim.kernels.form import (
     WANT,
     Int16Array,
 )
+from adasim.kernels.normals import normals as normals
 from adasim.types import FloatArray, IntArray
 
 Function = TypeVar("Function", bound=Callable[..., object])
@@ -40,11 +38,6 @@ TABLE, INTS_OUT, FLOATS_OUT = int64[:, ::1], int64[::1], float64[::1]
 
 def _compile(result: Any, *arguments: Any) -> Callable[[Function], Function]:
     return njit(result(*arguments), cache=True)
-
-
-@njit  # only ever compiled as a part of others
-def _uniform(word: np.uint64) -> float:
-    return float64(int64(word >> uint64(11))) * (1.0 / 9007199254740992.0)
 
 
 @_compile(int64, INTS, int64, INTS)
@@ -262,8 +255,9 @@ def distinct(values: FloatArray, found: FloatArray, counts: IntArray) -> int:
     return known
 
 
-@_compile(none, FLOATS, FLOATS, INTS_OUT)
-def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
+@_compile(none, FLOATS, FLOATS, int16[::1])
+def grade(values: FloatArray, thresholds: FloatArray, grades: Int16Array) -> None:
+    grades[:] = 0
     for threshold in thresholds:
         for i in range(len(values)):
             grades[i] += values[i] > threshold
@@ -347,52 +341,6 @@ def curves(
         bin_ = min(max(int64(np.rint((signal[i] - first) * per_token)), 0), posterior.shape[1] - 1)
         for k in range(posterior.shape[2]):
             curves[i, k] = posterior[domains[i], bin_, k]
-
-
-def normals(bits: np.random.Philox, start: Mapping[str, Any], draws: FloatArray) -> None:
-    bits.state, words = start, len(draws) + len(draws) // 16 + 64  # 1.022 a number are needed on average
-    while not _ziggurat(bits.random_raw(words), draws):
-        bits.state, words = start, 2 * words
-
-
-@_compile(boolean, uint64[::1], FLOATS_OUT)
-def _ziggurat(words: NDArray[np.uint64], draws: FloatArray) -> bool:
-    """numpy's standard normal numbers from raw 64-bit words; False: there are too few.
-
-    Layers of a ziggurat by Doornik's method: 8 bits choose the layer, one the sign, 52 the place in it; every 80th number
-    or so falls outside and needs more words. Without a branch on the sign and a call for each word, it takes a quarter of
-    numpy's time.
-    """
-    used = 0
-    for i in range(len(draws)):
-        while True:
-            if used + 3 > len(words):
-                return False
-            word = words[used]
-            used += 1
-            layer, place = int64(word & uint64(0xFF)), int64((word >> uint64(9)) & uint64((1 << 52) - 1))
-            sign = 1.0 - 2.0 * float64(int64((word >> uint64(8)) & uint64(1)))
-            x = sign * (place * wi_double[layer])
-            if uint64(place) < ki_double[layer]:
-                break
-            if layer == 0:  # the tail
-                far = -ziggurat_nor_inv_r * log1p(-_uniform(words[used]))
-                near = -log1p(-_uniform(words[used + 1]))
-                used += 2
-                while near + near <= far * far:
-                    if used + 2 > len(words):
-                        return False
-                    far = -ziggurat_nor_inv_r * log1p(-_uniform(words[used]))
-                    near = -log1p(-_uniform(words[used + 1]))
-                    used += 2
-                x = -(ziggurat_nor_r + far) if (place >> 8) & 1 else ziggurat_nor_r + far
-                break
-            height = (fi_double[layer - 1] - fi_double[layer]) * _uniform(words[used]) + fi_double[layer]
-            used += 1
-            if height < exp(-0.5 * x * x):
-                break
-        draws[i] = x
-    return True
 
 
 @_compile(FLOATS_OUT, FLOATS, float64, float64, float64)

@@ -1,7 +1,6 @@
 """What both kernel modules hold, and the columns of the table they work on."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -149,8 +148,8 @@ class Kernels(Protocol):
         """Different values in rising order and how often each occurs, to the arrays [>= n]. Returns how many."""
         ...
 
-    def grade(self, values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
-        """Adds to ``grades`` [n] how many of ``thresholds`` [K] each of ``values`` [n] exceeds."""
+    def grade(self, values: FloatArray, thresholds: FloatArray, grades: Int16Array) -> None:
+        """To ``grades`` [n]: how many of ``thresholds`` [K] each of ``values`` [n] exceeds."""
         ...
 
     def finished(self, lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:
@@ -198,10 +197,10 @@ class Kernels(Protocol):
         """
         ...
 
-    def normals(self, bits: np.random.Philox, start: Mapping[str, Any], draws: FloatArray) -> None:
-        """Fills ``draws`` [n] with the standard normal numbers that numpy draws from ``bits`` in the state ``start``.
+    def normals(self, key: int, streams: IntArray, starts: IntArray, counts: IntArray, draws: FloatArray) -> None:
+        """Standard normal numbers as numpy draws them from ``Philox(key=[key, stream])``, of several streams.
 
-        Where ``bits`` are afterwards is not said.
+        The first ``counts`` [m] numbers of ``streams`` [m] go to ``draws``, each from ``starts`` [m] on.
         """
         ...
 

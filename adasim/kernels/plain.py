@@ -1,8 +1,5 @@
 """The kernels in numpy: what they mean. Shapes and meanings stand in :class:`adasim.kernels.form.Kernels`."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from adasim.kernels.form import (
@@ -124,7 +121,8 @@ def distinct(values: FloatArray, found: FloatArray, counts: IntArray) -> int:
     return len(unique)
 
 
-def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
+def grade(values: FloatArray, thresholds: FloatArray, grades: Int16Array) -> None:
+    grades[:] = 0
     for threshold in thresholds:
         grades += values > threshold
 
@@ -163,9 +161,10 @@ def curves(
     curves[:] = posterior[domains, rows.clip(0, posterior.shape[1] - 1)]
 
 
-def normals(bits: np.random.Philox, start: Mapping[str, Any], draws: FloatArray) -> None:
-    bits.state = start
-    np.random.Generator(bits).standard_normal(out=draws)
+def normals(key: int, streams: IntArray, starts: IntArray, counts: IntArray, draws: FloatArray) -> None:
+    for stream, start, count in zip(streams.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        rng = np.random.Generator(np.random.Philox(key=[key, stream]))
+        rng.standard_normal(out=draws[start : start + count])
 
 
 def autoregression(draws: FloatArray, phi: float, scale: float, before: float) -> FloatArray:
