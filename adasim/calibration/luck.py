@@ -91,6 +91,8 @@ class Luck(ABC):
         curves: survival by domain, each [K].
     """
 
+    ahead = 64  # requests that are drawn beside one that must be: they come next
+
     def __init__(self, requests: Sequence[Request], seed: int, head: HeadQuality, curves: list[FloatArray]) -> None:
         self.requests, self.head, self.curves = requests, head, curves
         self.beyond = curves[0].size + 1
@@ -129,6 +131,9 @@ class Luck(ABC):
         """Draw what was not drawn yet of requests ``ids`` [n], with ``heads`` also what their heads see."""
         new = ids[self._text[self.base[ids]] == NOT_DRAWN]
         if len(new):
+            last = int(new.max()) + 1
+            later = np.arange(last, min(last + self.ahead, len(self.base)))
+            new = np.concatenate([new, later[self._text[self.base[later]] == NOT_DRAWN]])
             self._draw(new)
         if heads or self._heads:
             self._draw_noise(ids if heads else new)

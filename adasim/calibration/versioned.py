@@ -64,6 +64,8 @@ class VersionedLuck(Luck):
         heads_know_text: False = heads know each domain's level and nothing of the text.
     """
 
+    ahead = 0  # who comes later may come under another version
+
     def __init__(
         self,
         model: CurveAcceptance,

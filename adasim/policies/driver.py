@@ -33,6 +33,7 @@ class PolicyDriver:
         self.reads_draft = bool(self.needs & {"survival", "accept_len"})
         self.listens = type(policy).observe is not Policy.observe
         self._ruled = _ruled(type(policy)) and not self.listens
+        self._rules: dict[tuple[int, int], LengthRule | None] = {}  # by running and queued requests
         self._late: deque[StepOutcome] = deque()
         self._passed: dict[str, tuple[IntArray, IntArray]] = {}
         self._first_outside = kernels().first_outside
@@ -50,7 +51,13 @@ class PolicyDriver:
 
     def rule(self, running: int, queued: int) -> LengthRule | None:
         """What hooks 1 and 2 will answer as long as so many run and wait, as the engine will run it; None = ask them."""
-        rule = self.policy.rule(running, queued) if self._ruled else None
+        if not self._ruled:
+            return None
+        if (running, queued) not in self._rules:
+            self._rules[running, queued] = self._legal(self.policy.rule(running, queued))
+        return self._rules[running, queued]
+
+    def _legal(self, rule: LengthRule | None) -> LengthRule | None:
         if rule is None or self.caps.ragged:
             return rule
         if not rule.verify_len:
