@@ -295,7 +295,7 @@ def main(arguments: list[str] | None = None) -> Any:
     from adasim.errors import InputError
 
     gc.set_threshold(
-        100_000, 20, 100
+        200_000, 20, 100
     )  # start-up makes a million objects that stay: looking through them is a fifth of it
     try:
         return app(arguments)

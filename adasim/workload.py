@@ -123,13 +123,13 @@ class Synthetic(Workload):
         times = self._arrivals(arrive, n)
         progress = np.arange(n, dtype=float) if self.clients is not None else times
         return [
-            Request(i, int(d), int(p), int(o), float(t))
+            Request(i, d, p, o, t)
             for i, (d, p, o, t) in enumerate(
                 zip(
-                    self._domains(domain, progress),
-                    self.prompt_len.draw(prompt, n),
-                    self.output_len.draw(output, n),
-                    times,
+                    self._domains(domain, progress).tolist(),
+                    self.prompt_len.draw(prompt, n).tolist(),
+                    self.output_len.draw(output, n).tolist(),
+                    times.tolist(),
                     strict=True,
                 )
             )

@@ -10,7 +10,7 @@ from adasim.kernels import kernels
 from adasim.policies.base import Policy
 from adasim.policies.stale import StaleCurves
 from adasim.policies.step_times import StepTimes
-from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, IntArray
+from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, IntArray, constant
 
 
 class BatchBudget(Policy, ABC):
@@ -21,21 +21,23 @@ class BatchBudget(Policy, ABC):
 
     stop: Literal["early", "best"] = "early"
     stale_steps: int = Field(default=1, ge=0, le=8)
-    _times: StepTimes = PrivateAttr()
-    _stale: StaleCurves = PrivateAttr()
+    _known: tuple[StepTimes, StaleCurves] = PrivateAttr()
 
     def start(self, caps: EngineCaps) -> None:
         """Forget old confidences."""
-        self._times, self._stale = StepTimes(caps), StaleCurves(self.stale_steps)
+        self._known = StepTimes(caps), StaleCurves(self.stale_steps)
 
     def share(self, batch: BatchView, draft: DraftView, survival: FloatArray) -> IntArray:
         """Verify lengths [n] by survival curves [n, K]; everything while there are no old ones."""
+        times, stale = self._known
         survival = drafted_only(survival, draft.draft_lens)
-        old = self._stale.swap(batch.request_ids, survival)
+        old = stale.swap(batch.request_ids, survival)
         if old is None:
             return draft.draft_lens + 1
-        budget = budget_of(old, self._times.by_tokens(batch), early=self.stop == "early")
-        return spend(survival, min(budget, int(draft.draft_lens.sum())))
+        budget = budget_of(old, times.by_tokens(batch), early=self.stop == "early")
+        if draft.draft_lens is not constant(*survival.shape):
+            budget = min(budget, int(draft.draft_lens.sum()))
+        return spend(survival, budget)
 
 
 def budget_of(survival: FloatArray, seconds: FloatArray, *, early: bool) -> int:
@@ -58,7 +60,7 @@ def budget_of(survival: FloatArray, seconds: FloatArray, *, early: bool) -> int:
 def drafted_only(survival: FloatArray, draft_lens: IntArray) -> FloatArray:
     """Survival curves [n, K] with -1 where nothing was drafted."""
     width = survival.shape[1]
-    if int(draft_lens.min(initial=width)) == width:
+    if draft_lens is constant(len(draft_lens), width) or int(draft_lens.min(initial=width)) == width:
         return survival
     return np.where(np.arange(width) < draft_lens[:, None], survival, -1.0)
 
