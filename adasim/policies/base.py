@@ -63,7 +63,7 @@ class Policy(Component, ABC):
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Draft tokens per request, [n], each 0..max_draft_len; 0 = no draft pass. Default: the full block."""
-        return constant(len(batch), batch.caps.max_draft_len)
+        return constant(len(batch.request_ids), batch.caps.max_draft_len)
 
     @abstractmethod
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:

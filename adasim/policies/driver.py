@@ -41,7 +41,7 @@ class PolicyDriver:
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Hook 1, before drafting: legal draft lengths [n], 0..max_draft_len."""
         lengths = self.policy.draft_lens(batch)
-        return self._checked("draft_lens", batch, lengths, 0, constant(len(batch), self.caps.max_draft_len))
+        return self._checked("draft_lens", batch, lengths, 0, constant(len(batch.request_ids), self.caps.max_draft_len))
 
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """Hook 2, after drafting: legal verify lengths [n], 1..draft_len + 1, as the engine will run them."""

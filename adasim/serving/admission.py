@@ -70,7 +70,7 @@ class Admission:
         """
         if not self.queue:
             return
-        places = self.caps.max_running_requests - len(self.batch)
+        places = self.caps.max_running_requests - len(self.batch.request)
         if places <= 0:
             return
         waiting = list(self.queue if self.scheduler.sees_whole_queue else islice(self.queue, places))
@@ -95,7 +95,7 @@ class Admission:
             self.queue.remove(index)
             self._start(index, now_s)
         self.batch.add(chosen)
-        if not len(self.batch):
+        if not len(self.batch.request):
             raise PolicyError(f"{self.scheduler.kind}.admit: nobody of {waiting}, although nobody runs")
 
     def reserve(self, ids: IntArray, draft_lens: IntArray) -> NDArray[np.bool_]:
@@ -207,7 +207,7 @@ class Admission:
         if not self._complete:
             return []
         self._complete = False
-        lives, ids = self.lives, np.empty(len(self.batch), dtype=np.int64)
+        lives, ids = self.lives, np.empty(len(self.batch.request), dtype=np.int64)
         left = self._kernels.finished(lives.table, self.batch.request, ids)
         finished = ids[left:]
         lives.finish_s[finished] = now_s

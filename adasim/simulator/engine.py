@@ -77,7 +77,7 @@ class Engine:
                 yield from self.trainer.reload()
                 self.recorder.draft_version = self.trainer.in_use.number
             self.admission.admit(self.env.now)
-            if not len(self.batch):
+            if not len(self.batch.request):
                 yield from self._wait()
             elif self.chunk is None and len(self.batch.prefilling):
                 yield from self._prefill_step(self.batch.whole_prompts(self.max_prefill_tokens))
@@ -107,26 +107,27 @@ class Engine:
         """Draft, choose lengths, verify, accept; with a chunk of prefill where there is one."""
         admission, batch, start = self.admission, self.batch, self.env.now
         view = self._view()
-        draft_lens = self.driver.draft_lens(view) if len(view) else view.request_ids
+        draft_lens = self.driver.draft_lens(view) if len(view.request_ids) else view.request_ids
         kept = admission.reserve(view.request_ids, draft_lens)
         if admission.evicted:  # memory was short: some went back to the queue
             draft_lens, view = draft_lens[kept], self._view()
         prefill = batch.chunk(self.chunk) if self.chunk is not None and len(batch.prefilling) else None
-        if not len(view):
+        ids = view.request_ids
+        n = len(ids)
+        if not n:
             if prefill is not None:
                 yield from self._prefill_step(prefill)
             return
 
-        ids = view.request_ids
         run, signal, draft = self._draft(ids, draft_lens)
         verify_lens = self.driver.verify_lens(view, draft)
         if self.trainer is not None:
             verify_lens = self.trainer.whole_blocks(verify_lens, draft_lens)
         totals = self._kernels.totals(draft_lens, verify_lens, view.context_lens)
         drafts, drafting, longest_draft, verified, longest, context = totals
-        verified = verified if self.caps.ragged else len(view) * longest
+        verified = verified if self.caps.ragged else n * longest
         seconds = self.cost.step(
-            len(view),
+            n,
             drafts + drafting,
             verified,
             context,
@@ -152,14 +153,13 @@ class Engine:
             )  # fmt: skip
         accepted, emitted = admission.land(ids, draft_lens, verify_lens, run, self.env.now, self.recorder)
         if self._listens:
-            n = len(view)
             self._tell(
                 StepOutcome(
                     view.step, ids, draft_lens, verify_lens, admission.accepted[:n].copy(), admission.emitted[:n].copy(),
                     seconds.total, queued,
                 )
             )  # fmt: skip
-        self._record(start, queued, used, seconds, prefill, len(view), drafts, verified, accepted, emitted, context)
+        self._record(start, queued, used, seconds, prefill, n, drafts, verified, accepted, emitted, context)
 
     def _tell(self, outcome: StepOutcome) -> None:
         self.driver.observe(outcome)

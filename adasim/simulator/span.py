@@ -53,7 +53,7 @@ class Span:
     def play(self) -> Generator[simpy.Event, Any, bool]:
         """Play what can be played now; False: nothing can, the engine has to."""
         admission, batch, start_s, event_s = self.admission, self.admission.batch, self.env.now, self.env.peek()
-        n, queued = len(batch), len(admission.queue)
+        n, queued = len(batch.request), len(admission.queue)
         may_enter = queued and n < self.driver.caps.max_running_requests
         if start_s >= event_s or may_enter or admission.evicted or len(batch.prefilling):
             return False
