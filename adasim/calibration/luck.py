@@ -73,7 +73,7 @@ class RequestRng:
         return self._rng
 
     def normals(self, requests: Sequence[Request], counts: IntArray, draws: FloatArray, starts: IntArray) -> None:
-        """The first ``counts`` [m] standard normal numbers of each request's stream, to ``draws`` from ``starts`` [m] on."""
+        """The first ``counts`` [m] standard normal numbers of each request, to ``draws`` from ``starts`` [m] on."""
         ids = np.array([r.id for r in requests], dtype=np.int64)
         self._kernels.normals(self._key, ids, starts, counts, draws)
 

@@ -160,7 +160,7 @@ class Kernels(Protocol):
         ...
 
     def carry(self, ids: IntArray, curves: FloatArray, request_ids: IntArray, carried: FloatArray) -> None:
-        """Curves [m, K] of ``ids`` [m] for ``request_ids`` [n], to ``carried`` [n, K]; the mean one for those not there."""
+        """``curves`` [m, K] of ``ids`` [m] for ``request_ids`` [n], to ``carried`` [n, K]; else their mean."""
         ...
 
     def early_budget(self, requests: int, rising: FloatArray, seconds: FloatArray) -> int:
@@ -183,7 +183,13 @@ class Kernels(Protocol):
         ...
 
     def curves(
-        self, domains: IntArray, signal: FloatArray, posterior: FloatArray, first: float, per_token: int, curves: FloatArray
+        self,
+        domains: IntArray,
+        signal: FloatArray,
+        posterior: FloatArray,
+        first: float,
+        per_token: int,
+        curves: FloatArray,
     ) -> None:
         """Rows of ``posterior`` [domains, bins, K] that go with each ``signal`` [n], to ``curves`` [n, K].
 

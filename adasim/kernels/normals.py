@@ -9,19 +9,16 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit
 from numba.extending import intrinsic
 from numba.np.random._constants import fi_double, ki_double, wi_double, ziggurat_nor_inv_r, ziggurat_nor_r
-from numba.types import Array, float64, int64, none, uint64
+from numba.types import float64, int64, none, uint64
 from numpy.typing import NDArray
 
+from adasim.kernels.jit import FLOATS_OUT, INTS, kernel, part
 from adasim.types import FloatArray, IntArray
 
 Words = NDArray[np.uint64]
-M0, M1, W0, W1 = (
-    np.uint64(x) for x in (0xD2E7470EE14C6C93, 0xCA5A826395121157, 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
-)
-INTS = Array(int64, 1, "C", readonly=True)
+M0, M1, W0, W1 = (np.uint64(x) for x in (0xD2E7470EE14C6C93, 0xCA5A826395121157, 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B))
 
 
 @intrinsic  # type: ignore[untyped-decorator]
@@ -36,8 +33,8 @@ def _high(_: Any, a: Any, b: Any) -> tuple[Any, Callable[..., Any]]:
     return uint64(a, b), product
 
 
-@njit
-def _philox(key: int, stream: int, words: Words) -> None:
+@part
+def _philox(key: np.uint64, stream: np.uint64, words: Words) -> None:
     """The first words of a stream of Philox4x64-10 (Salmon et al. 2011), a multiple of 8.
 
     Two blocks at a time: the steps of one fill the waiting times of the other.
@@ -45,7 +42,7 @@ def _philox(key: int, stream: int, words: Words) -> None:
     for i in range(0, len(words), 8):
         a0, a1, a2, a3 = uint64(i // 4 + 1), uint64(0), uint64(0), uint64(0)
         b0, b1, b2, b3 = uint64(i // 4 + 2), uint64(0), uint64(0), uint64(0)
-        k0, k1 = key, stream
+        k0, k1 = uint64(key), uint64(stream)
         for _ in range(10):
             a0, a1, a2, a3 = _high(M1, a2) ^ a1 ^ k0, M1 * a2, _high(M0, a0) ^ a3 ^ k1, M0 * a0
             b0, b1, b2, b3 = _high(M1, b2) ^ b1 ^ k0, M1 * b2, _high(M0, b0) ^ b3 ^ k1, M0 * b0
@@ -54,12 +51,12 @@ def _philox(key: int, stream: int, words: Words) -> None:
         words[i + 4], words[i + 5], words[i + 6], words[i + 7] = b0, b1, b2, b3
 
 
-@njit
-def _uniform(word: int) -> float:
+@part
+def _uniform(word: np.uint64) -> float:
     return float64(int64(word >> uint64(11))) * (1.0 / 9007199254740992.0)
 
 
-@njit
+@part
 def _ziggurat(words: Words, draws: FloatArray) -> bool:
     """numpy's normal numbers (Doornik 2005) from its words; False: there are too few.
 
@@ -96,12 +93,12 @@ def _ziggurat(words: Words, draws: FloatArray) -> bool:
     return True
 
 
-@njit(none(uint64, INTS, INTS, INTS, float64[::1]), cache=True)
+@kernel(none, uint64, INTS, INTS, INTS, FLOATS_OUT)
 def normals(key: int, streams: IntArray, starts: IntArray, counts: IntArray, draws: FloatArray) -> None:
     for i in range(len(streams)):
         mine, count = draws[starts[i] : starts[i] + counts[i]], counts[i] + counts[i] // 16 + 64  # 1.022 a number
         words = np.empty(count // 8 * 8, dtype=np.uint64)
-        _philox(key, uint64(streams[i]), words)
+        _philox(uint64(key), uint64(streams[i]), words)
         while not _ziggurat(words, mine):
             words = np.empty(2 * len(words), dtype=np.uint64)
-            _philox(key, uint64(streams[i]), words)
+            _philox(uint64(key), uint64(streams[i]), words)

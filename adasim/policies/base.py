@@ -1,7 +1,6 @@
 """What every length policy answers."""
 
 from abc import ABC, abstractmethod
-
 from typing import NamedTuple
 
 from adasim.types import BatchView, Component, DraftView, EngineCaps, IntArray, StepOutcome, constant

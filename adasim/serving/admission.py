@@ -217,7 +217,7 @@ class Admission:
 
     def _blocks_to_admit(self, ids: IntArray) -> IntArray:
         """Blocks each takes from ``available``: its tokens and one full block of drafts, less what is shared, [m]."""
-        blocks = -(-(self.lives.context[ids] + self.caps.block) // self._block_tokens)
+        blocks = (self.lives.context[ids] + (self.caps.block + self._block_tokens - 1)) // self._block_tokens
         if self.pool.memory.prefix_cache:
             hashes = [self.requests[i].hash_ids for i in ids.tolist()]
             shared = [self.pool.hits(h) - self.pool.idle_hits(h) for h in hashes]

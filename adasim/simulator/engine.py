@@ -185,7 +185,8 @@ class Engine:
         if prefill is not None:
             prefill_tokens = prefill.total
             first_tokens, gaps_s = admission.land_prefill(prefill, now)
-            self.recorder.gaps(gaps_s)
+            if len(gaps_s):
+                self.recorder.gaps(gaps_s)
         steps.append(
             (
                 len(steps), start, now, decoding, queued, prefill_tokens, drafts, verified, accepted, emitted,

@@ -18,7 +18,7 @@ from adasim.policies.base import LengthRule
 from adasim.policies.driver import PolicyDriver
 from adasim.serving.admission import Admission
 from adasim.serving.recorder import Recorder
-from adasim.types import IntArray, constant
+from adasim.types import constant
 
 LONGEST = 1024  # rounds of one span
 NO_LUCK = np.empty(0, dtype=np.int16), np.empty((1, 0), dtype=np.int64), np.empty(0)  # rounds without drafts need none
@@ -85,18 +85,17 @@ class Span:
         if tables is None:
             return 0, False
         head, pool = self.luck.head, admission.pool
+        draft_len, verify_len, gamma, anchor, floor, least = rule
         while True:
             count, complete = self._kernel(
-                admission.lives.table, ids, *tables, *rule, head.bias, head.noise,
-                pool.memory.block_tokens, pool.free, self.recorder.blocks, self._rounds[:most],
+                admission.lives.table, ids, *tables, draft_len, verify_len, gamma, anchor, floor, least,
+                head.bias, head.noise, pool.memory.block_tokens, pool.free, self.recorder.blocks, self._rounds[:most],
             )  # fmt: skip
             if count >= 0:
                 return count, complete
             self.luck.draw(ids, heads=not rule.verify_len)
 
-    def _price(
-        self, rule: LengthRule, count: int, event_s: float
-    ) -> tuple[list[float], list[tuple[float, ...]], int]:
+    def _price(self, rule: LengthRule, count: int, event_s: float) -> tuple[list[float], list[tuple[float, ...]], int]:
         """When each of the rounds before the next event starts, and the end; their step records; blocks held then."""
         admission, driver = self.admission, self.driver
         n, queued, used, private = len(admission.batch), len(admission.queue), admission.pool.used, 0
@@ -105,14 +104,15 @@ class Span:
         eager = bool(rule.verify_len) and driver.is_eager(lens)
         ragged, reads, loaded = driver.caps.ragged, driver.reads_draft, driver.policy.loads_drafter
         step, end_s, version, first = self.cost.step, self.env.now, self.recorder.draft_version, len(self.recorder.steps)
-        starts, steps = [end_s], []
+        starts = [end_s]
+        steps: list[tuple[float, ...]] = []
         for verified, longest, contexts, accepted, emitted, taken, left in self._rounds[:count].tolist():
             start_s, context = end_s, contexts / n
             if start_s >= event_s:
                 break
-            verified = verified if ragged else n * longest
+            tokens = verified if ragged else n * longest
             seconds = step(
-                n, positions, verified, context,
+                n, positions, tokens, context,
                 longest_draft=rule.draft_len, reads_head=reads, drafter_loaded=loaded, eager=eager,
             )  # fmt: skip
             self._round_s = seconds.total
@@ -120,7 +120,7 @@ class Span:
             starts.append(end_s)
             steps.append(
                 (
-                    first + len(steps), start_s, end_s, n, queued, 0, drafts, verified, accepted, emitted,
+                    first + len(steps), start_s, end_s, n, queued, 0, drafts, tokens, accepted, emitted,
                     0, *seconds, used + private + taken, context, 0, version,
                 )
             )  # fmt: skip
