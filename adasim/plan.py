@@ -207,7 +207,7 @@ def _check(scenario: Scenario) -> list[str]:
         except InputError as error:
             problems += error.problems
             break
-    if (count := len(workload.generate(scenario.seeds[0]))) <= scenario.warmup_requests:
+    if (count := workload.count) <= scenario.warmup_requests:
         problems.append(
             f"measure: nothing to measure: {count} requests, {scenario.warmup_requests} of them warm-up; "
             f"raise the number of requests or lower measure.warmup_requests"

@@ -167,10 +167,9 @@ def table(kind: type[NamedTuple], columns: Iterable[Sequence[object] | NDArray[A
     """The same from one column per field of ``kind``."""
     import pandas as pd
 
-    types: dict[object, Any] = {int: np.int64, float: np.float64, str: "str", bool: np.bool_}
-    return pd.DataFrame(
-        {
-            name: pd.Series(column, dtype=types[kind.__annotations__[name]])
-            for name, column in zip(kind._fields, columns, strict=True)
-        }
-    )
+    types: dict[object, Any] = {int: np.int64, float: np.float64, bool: np.bool_}
+    arrays: dict[str, Any] = {}
+    for name, column in zip(kind._fields, columns, strict=True):
+        of = kind.__annotations__[name]
+        arrays[name] = pd.Series(column, dtype="str") if of is str else np.asarray(column, dtype=types[of])
+    return pd.DataFrame(arrays)

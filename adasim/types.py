@@ -148,7 +148,7 @@ class StepOutcome:
         return len(self.request_ids)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, see BatchView
 class QueueView:
     """Waiting requests that could be admitted now, the longest-waiting first.
 
@@ -163,7 +163,7 @@ class QueueView:
     predicted_lens: FloatArray | None = None  # [m] a predictor's guess of output tokens, never the truth itself
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen, see BatchView
 class RunningView:
     """Requests that hold KV memory, the longest-running first."""
 

@@ -95,6 +95,11 @@ class Workload(Component, ABC):
             return sorted({d for p in self.domains.points for d in p.mix})
         return sorted(self.domains)
 
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Requests of one run."""
+
     @abstractmethod
     def generate(self, seed: int) -> list[Request]:
         """The requests of one run, in order of arrival."""
@@ -118,24 +123,26 @@ class Synthetic(Workload):
 
     def generate(self, seed: int) -> list[Request]:
         """Lengths, domains and arrivals come from streams of their own, so changing one keeps the others."""
-        n = self._count()
+        n = self.count
         arrive, prompt, output, domain = (np.random.default_rng([seed, stream]) for stream in range(4))
         times = self._arrivals(arrive, n)
         progress = np.arange(n, dtype=float) if self.clients is not None else times
         return [
-            Request(i, int(d), int(p), int(o), float(t))
+            Request(i, d, p, o, t)
             for i, (d, p, o, t) in enumerate(
                 zip(
-                    self._domains(domain, progress),
-                    self.prompt_len.draw(prompt, n),
-                    self.output_len.draw(output, n),
-                    times,
+                    self._domains(domain, progress).tolist(),
+                    self.prompt_len.draw(prompt, n).tolist(),
+                    self.output_len.draw(output, n).tolist(),
+                    times.tolist(),
                     strict=True,
                 )
             )
         ]
 
-    def _count(self) -> int:
+    @property
+    def count(self) -> int:
+        """See :attr:`Workload.count`."""
         return self.requests or 256
 
     @abstractmethod
@@ -166,10 +173,12 @@ class Closed(Synthetic):
         """``concurrency``."""
         return self.concurrency
 
-    def _count(self) -> int:
+    @property
+    def count(self) -> int:
+        """See :attr:`Workload.count`."""
         if self.requests_per_client is not None:
             return self.requests_per_client * self.concurrency
-        return super()._count()
+        return super().count
 
     def _arrivals(self, rng: np.random.Generator, n: int) -> FloatArray:
         return np.zeros(n)
@@ -218,6 +227,11 @@ class Trace(Workload):
         if not self._rows:
             raise InputError(f"{self.path}: holds no request")
         return self
+
+    @property
+    def count(self) -> int:
+        """See :attr:`Workload.count`."""
+        return len(self._rows)
 
     def generate(self, seed: int) -> list[Request]:
         """The trace's requests; only their domains depend on the seed."""

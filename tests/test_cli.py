@@ -17,6 +17,7 @@ import yaml
 from adasim.cli import main
 from adasim.experiment import Failure, run_trial
 from adasim.plan import Trial
+from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
 from adasim.scenario import packaged
 from adasim.types import BatchView, DraftView, IntArray
@@ -182,6 +183,7 @@ def test_a_failing_trial_does_not_take_the_others(
         return np.full(len(batch), 99)
 
     monkeypatch.setattr(Fixed, "verify_lens", broken)
+    monkeypatch.setattr(Fixed, "rule", Policy.rule)
     out = tmp_path / "out"
     assert adasim("run", scenario_file, "--out", out, "--workers", "1") == 1
     assert "request 0 at step" in capsys.readouterr().err

@@ -1,6 +1,6 @@
 """Compiled kernels and their numpy reference give the same bits."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,7 +9,7 @@ import pytest
 
 from adasim.errors import InputError
 from adasim.kernels import compiled, kernels, plain
-from adasim.kernels.form import COLUMNS, HELD, LEFT, WANT, Kernels
+from adasim.kernels.form import COLUMNS, DONE, HELD, LEFT, WANT, Kernels
 from adasim.policies.base import Policy
 from adasim.policies.dcut import DCut
 from adasim.policies.fixed import Fixed
@@ -37,16 +37,6 @@ RUNS: dict[str, dict[str, Any]] = {
     },
 }
 POLICIES: list[Policy] = [OFF, Fixed(verify_len=16), Head(), Threshold(), DCut()]
-
-
-@pytest.fixture
-def using(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    def choose(name: str) -> None:
-        monkeypatch.setenv("ADASIM_KERNELS", name)
-        kernels.cache_clear()
-
-    yield choose
-    kernels.cache_clear()
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.kind)
@@ -152,3 +142,68 @@ def test_land_gives_no_more_than_was_asked_for() -> None:
 
 def both() -> list[Kernels]:
     return [compiled, plain]
+
+
+def test_normal_numbers_are_those_of_numpy() -> None:
+    """Several streams, all parts of the ziggurat: of a million numbers some 270 lie in its tail."""
+    streams, counts = np.arange(10), np.full(10, 100_001)
+    starts = 7 + np.cumsum(counts) - counts
+    draws = np.zeros((2, 7 + counts.sum()))
+    for kernel, mine in zip(both(), draws, strict=True):
+        kernel.normals((5 << 2) + 1, streams, starts, counts, mine)
+    np.testing.assert_array_equal(draws[0], draws[1])
+    assert np.abs(draws[0]).max() > 3.66  # beyond the last layer
+
+
+def falling(rng: np.random.Generator, n: int) -> np.ndarray:
+    """Survival curves with equal values in many rows, and some rows that end early."""
+    curves = np.round(np.cumprod(rng.uniform(0.6, 1.0, (n, 6)), axis=1), 1)
+    curves[np.arange(6) >= rng.integers(0, 8, n)[:, None]] = -1.0
+    return curves
+
+
+def test_budgets_are_found_and_spent_alike() -> None:
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        curves = falling(rng, int(rng.integers(1, 20)))
+        rising, seconds = np.sort(curves, axis=None), np.linspace(1, rng.uniform(1, 9), curves.size + 1)
+        found = {kernel.early_budget(len(curves), rising, seconds) for kernel in both()}
+        assert len(found) == 1
+        for budget in {max(found.pop(), 1), int((curves >= 0).sum())} - {0}:
+            lengths = np.zeros((2, len(curves)), dtype=np.int64)
+            for kernel, mine in zip(both(), lengths, strict=True):
+                kernel.spend(curves, budget, rising[-budget], mine)
+            np.testing.assert_array_equal(lengths[0], lengths[1])
+            assert lengths[0].sum() == budget + len(curves) or rising[-budget] < 0
+
+
+def test_stale_curves_follow_their_requests() -> None:
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        ids, curves = rng.permutation(30)[:9], rng.random((9, 4))
+        today = np.concatenate([ids[rng.random(9) < 0.7], np.arange(100, 100 + seed % 3)])
+        carried = np.zeros((2, len(today), 4))
+        for kernel, mine in zip(both(), carried, strict=True):
+            kernel.carry(ids, curves, today, mine)
+        np.testing.assert_array_equal(carried[0], carried[1])
+        assert (carried[0][-(seed % 3) :] == curves.mean(axis=0)).all() or not seed % 3
+
+
+def test_who_has_finished_comes_last() -> None:
+    for seed in range(20):
+        lives = table(np.random.default_rng(seed), 9)
+        ids, sorted_ids = np.arange(1, 8), np.zeros((2, 7), dtype=np.int64)
+        stay = {kernel.finished(lives, ids, mine) for kernel, mine in zip(both(), sorted_ids, strict=True)}
+        np.testing.assert_array_equal(sorted_ids[0], sorted_ids[1])
+        done = (lives[:, DONE] >= lives[:, WANT]) & (lives[:, LEFT] == 0)
+        assert not done[sorted_ids[0][: min(stay)]].any()
+        assert done[sorted_ids[0][max(stay) :]].all()
+
+
+def test_confidence_curves_are_looked_up_alike() -> None:
+    rng = np.random.default_rng(0)
+    domains, signal, posterior = rng.integers(0, 2, 50), rng.uniform(-9, 9, 50), rng.random((2, 40, 3))
+    found = np.zeros((2, 50, 3))
+    for kernel, mine in zip(both(), found, strict=True):
+        kernel.curves(domains, signal, posterior, -5.0, 4, mine)
+    np.testing.assert_array_equal(found[0], found[1])

@@ -357,7 +357,7 @@ def test_routing() -> None:
     world = World([64] * 6, dp=3)
     assert world.ranks.rank.tolist() == [0, 1, 2, 0, 1, 2]
     world.ranks.routing = "least_requests"
-    world.ranks.ranks[1].batch.keep(np.array([False, False]))
+    world.ranks.ranks[1].batch.keep(np.array([], dtype=np.int64))
     world.ranks.join(0)
     world.ranks.join(3)
     assert world.ranks.rank[[0, 3]].tolist() == [1, 1]

@@ -1,7 +1,7 @@
 """Acceptance models: where the luck of a text comes from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal, Self
@@ -14,6 +14,7 @@ from adasim.calibration.survival import AnyCurve, harden, hardening_power
 from adasim.calibration.text import grade, hardness, solve_thresholds
 from adasim.errors import InputError
 from adasim.files import Columns, find, read_columns
+from adasim.kernels.form import Int16Array
 from adasim.types import Component, FloatArray, IntArray, Request
 
 Factor = Annotated[float, Field(gt=0)]
@@ -134,11 +135,27 @@ class Text:
         self._own, self._common = RequestRng(seed, TOKENS), RequestRng(seed, COMMON)
 
     def hardness(self, request: Request, length: int) -> FloatArray:
-        """Of the request's output tokens, [length]; those after its end, which drafts may reach, counted."""
-        common = self._common(request.id) if self._correlated else None
-        g = hardness(self._own(request.id), common, length, *self._shape)
-        power = self._powers[request.domain]
-        return g if power is None else power.apply(g, request)
+        """Of the request's output tokens, [length]; those after its end, which drafts may reach, counted.
+
+        A longer request begins with the same values: each stream is read from its start.
+        """
+        return next(self.of([request], np.array([length])))
+
+    def of(self, requests: Sequence[Request], lengths: IntArray) -> Iterator[FloatArray]:
+        """The same of several requests, ``lengths`` [m] tokens of each."""
+        own = _normals(self._own, requests, lengths)
+        common = _normals(self._common, requests, lengths + 2) if self._correlated else [None] * len(requests)
+        for request, draws, shared in zip(requests, own, common, strict=True):
+            g = hardness(draws, shared, *self._shape)
+            power = self._powers[request.domain]
+            yield g if power is None else power.apply(g, request)
+
+
+def _normals(rng: RequestRng, requests: Sequence[Request], counts: IntArray) -> list[FloatArray]:
+    ends = np.cumsum(counts)
+    draws = np.empty(int(ends[-1]))
+    rng.normals(requests, counts, draws, ends - counts)
+    return [draws[end - count : end] for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
 
 
 class _TextLuck(Luck):
@@ -156,12 +173,23 @@ class _TextLuck(Luck):
 
     @cached_property
     def _limits(self) -> IntArray:
-        return np.stack([grade(t, np.sort(t)) for t in self._thresholds])  # [domains, K]
+        return np.stack([grade(t, np.sort(t)) for t in self._thresholds]).astype(np.int64)  # [domains, K]
 
     def text(self, request: Request) -> IntArray:
         """The grade of every token: how many thresholds its hardness exceeds."""
         g = self._tokens.hardness(request, request.output_len + self.beyond)
-        return grade(g, self._thresholds[request.domain])
+        return grade(g, self._thresholds[request.domain]).astype(np.int64)
+
+    def _draw(self, ids: IntArray) -> None:
+        requests, counts = [self.requests[i] for i in ids.tolist()], self._counts[ids] + self.beyond
+        starts = self.base[ids].tolist()
+        for request, start, g in zip(requests, starts, self._tokens.of(requests, counts), strict=True):
+            self._kernels.grade(g, self._thresholds[request.domain], self._text[start : start + len(g)])
+
+    @property
+    def tables(self) -> tuple[Int16Array, IntArray, FloatArray]:
+        """See :attr:`Luck.tables`."""
+        return self._text, self._limits, self._noise
 
     def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
         return self._kernels.look_up(lives, ids, self._text, self._limits, at, run)

@@ -146,16 +146,18 @@ class CostModel(Component, ABC):
         """
         prefill_s = self.prefill_s(prefill, prefill_context, verified) if prefill else 0.0
         if not batch:
-            return self._stretch(StepSeconds(prefill=prefill_s))
+            step = StepSeconds(prefill=prefill_s)
+            return self._stretch(step) if self.overhead.time_share else step
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
         overhead_s = self.overhead.seconds(draft_positions, verified, reads_head, drafter_loaded, batch)
         verify_s = self.staircase_s(batch, verified, context, prefill, eager)
-        return self._stretch(StepSeconds(draft_s, verify_s, overhead_s, prefill_s))
+        step = StepSeconds(draft_s, verify_s, overhead_s, prefill_s)
+        return self._stretch(step) if self.overhead.time_share else step
 
     def _stretch(self, step: StepSeconds) -> StepSeconds:
         """The step with the time lost beside it."""
         share = self.overhead.time_share
-        return step._replace(overhead=step.overhead + step.total * share / (1 - share)) if share else step
+        return step._replace(overhead=step.overhead + step.total * share / (1 - share))
 
     def round_s(self, batch: int, draft_positions: int, verified: int, context: float) -> float:
         """Seconds of one round without prefill, as a policy may ask."""

@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from adasim.kernels import kernels
-from adasim.kernels.form import BASE, DONE
+from adasim.kernels.form import BASE, DONE, Int16Array
 from adasim.types import Component, FloatArray, IntArray, Request
 
 BINS_PER_TOKEN = 8
@@ -62,7 +62,8 @@ class RequestRng:
     """One random stream of every request: Philox keyed by (seed and stream, request), read from its start."""
 
     def __init__(self, seed: int, stream: int) -> None:
-        self._bits = np.random.Philox(key=[(seed << 2) + stream, 0])
+        self._key, self._kernels = (seed << 2) + stream, kernels()
+        self._bits = np.random.Philox(key=[self._key, 0])
         self._rng, self._start = np.random.Generator(self._bits), self._bits.state
 
     def __call__(self, request: int) -> np.random.Generator:
@@ -70,6 +71,11 @@ class RequestRng:
         self._start["state"]["key"][1] = request
         self._bits.state = self._start
         return self._rng
+
+    def normals(self, requests: Sequence[Request], counts: IntArray, draws: FloatArray, starts: IntArray) -> None:
+        """The first ``counts`` [m] standard normal numbers of each request, to ``draws`` from ``starts`` [m] on."""
+        ids = np.array([r.id for r in requests], dtype=np.int64)
+        self._kernels.normals(self._key, ids, starts, counts, draws)
 
 
 class Luck(ABC):
@@ -85,13 +91,17 @@ class Luck(ABC):
         curves: survival by domain, each [K].
     """
 
+    ahead = 64  # requests that are drawn beside one that must be: they come next
+
     def __init__(self, requests: Sequence[Request], seed: int, head: HeadQuality, curves: list[FloatArray]) -> None:
         self.requests, self.head, self.curves = requests, head, curves
         self.beyond = curves[0].size + 1
         ends = list(accumulate((r.output_len + self.beyond for r in requests), initial=0))
         self.base: IntArray = np.array(ends[:-1], dtype=np.int64)
+        self._counts: IntArray = np.array([r.output_len for r in requests], dtype=np.int64)
         self._text = np.full(ends[-1], NOT_DRAWN, dtype=np.int16)
         self._noise, self._noise_rng = np.full(ends[-1], np.nan), RequestRng(seed, HEADS)
+        self._heads = False  # somebody asked what heads see, and will again
         self._kernels = kernels()
 
     @abstractmethod
@@ -108,14 +118,30 @@ class Luck(ABC):
         """Where requests ``ids`` [n] of the table are now, and L there, [n] each."""
         at, run = np.empty(len(ids), dtype=np.int64), np.empty(len(ids), dtype=np.int64)
         if not self._read(lives, ids, at, run):
-            for i in ids[self._text[self.base[ids]] == NOT_DRAWN].tolist():
-                self._draw(i)
+            self.draw(ids)
             self._read(lives, ids, at, run)
         return at, run
 
-    def _draw(self, index: int) -> None:
-        start, text = int(self.base[index]), self.text(self.requests[index])
-        self._text[start : start + len(text)] = text
+    @property
+    def tables(self) -> tuple[Int16Array, IntArray, FloatArray] | None:
+        """``grades``, ``limits`` and ``noise`` of kernels; None = luck of another form."""
+        return None
+
+    def draw(self, ids: IntArray, heads: bool = False) -> None:
+        """Draw what was not drawn yet of requests ``ids`` [n], with ``heads`` also what their heads see."""
+        new = ids[self._text[self.base[ids]] == NOT_DRAWN]
+        if len(new):
+            last = int(new.max()) + 1
+            later = np.arange(last, min(last + self.ahead, len(self.base)))
+            new = np.concatenate([new, later[self._text[self.base[later]] == NOT_DRAWN]])
+            self._draw(new)
+        if heads or self._heads:
+            self._draw_noise(ids if heads else new)
+
+    def _draw(self, ids: IntArray) -> None:
+        for i in ids.tolist():
+            start, text = int(self.base[i]), self.text(self.requests[i])
+            self._text[start : start + len(text)] = text
 
     def signal(self, ids: IntArray, at: IntArray, run: IntArray) -> FloatArray:
         """What heads see of L = ``run`` at ``at``: run + bias + noise, [n]."""
@@ -126,15 +152,15 @@ class Luck(ABC):
         return signal
 
     def _draw_noise(self, ids: IntArray) -> None:
-        for i in ids[np.isnan(self._noise[self.base[ids]])].tolist():
-            start, request = int(self.base[i]), self.requests[i]
-            draws = self._noise_rng(request.id).standard_normal(request.output_len)
-            self._noise[start : start + request.output_len] = draws
+        self._heads = True
+        new = ids[np.isnan(self._noise[self.base[ids]])]
+        self._noise_rng.normals([self.requests[i] for i in new.tolist()], self._counts[new], self._noise, self.base[new])
 
     def survival(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""
-        rows = np.rint((signal - self._bins_from) * BINS_PER_TOKEN).astype(np.int64)
-        return self.posterior[domains, rows.clip(0, self.posterior.shape[1] - 1)]
+        curves = np.empty((len(signal), self.posterior.shape[2]))
+        self._kernels.curves(domains, signal, self.posterior, self._bins_from, BINS_PER_TOKEN, curves)
+        return curves
 
     def margin(self, survival: FloatArray) -> FloatArray:
         """The drafter's margins [n, K] that go with those curves."""

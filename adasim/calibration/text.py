@@ -18,37 +18,38 @@ from functools import lru_cache
 import numpy as np
 
 from adasim.kernels import kernels
+from adasim.kernels.form import Int16Array
 from adasim.types import FloatArray, IntArray
 
 
 def hardness(
-    own_rng: np.random.Generator,
-    shared_rng: np.random.Generator | None,
-    length: int,
-    spread: float,
-    correlation: float,
-    range_tokens: float,
+    own_draws: FloatArray, shared_draws: FloatArray | None, spread: float, correlation: float, range_tokens: float
 ) -> FloatArray:
-    """Hardness of the first ``length`` tokens of one request, [length], standard normal.
+    """Hardness of the first tokens of one request, [length], standard normal.
 
-    A longer request begins with the same values: each stream is read from its start.
+    Args:
+        own_draws: standard normal numbers of its tokens, [length].
+        shared_draws: of what tokens share, [length + 2]; None = they share nothing.
+        spread: share of the variance that belongs to the request.
+        correlation: share that is correlated along the text.
+        range_tokens: tokens after which that correlation has fallen to 1/e.
     """
-    own = np.sqrt(1 - spread - correlation) * own_rng.standard_normal(length)
+    own = np.sqrt(1 - spread - correlation) * own_draws
     if not spread and not correlation:
         return own
-    assert shared_rng is not None
-    of_request, before, *_ = draws = shared_rng.standard_normal(length + 2)
+    assert shared_draws is not None
+    of_request, before = shared_draws[:2]
     phi = float(np.exp(-1 / range_tokens))
-    shared = kernels().autoregression(draws[2:], phi, float(np.sqrt(1 - phi**2)), before)
+    shared = kernels().autoregression(shared_draws[2:], phi, float(np.sqrt(1 - phi**2)), before)
     return own + np.sqrt(correlation) * shared + np.sqrt(spread) * of_request
 
 
-def grade(hardness_t: FloatArray, thresholds: FloatArray) -> IntArray:
+def grade(hardness_t: FloatArray, thresholds: FloatArray) -> Int16Array:
     """How many of the thresholds [K] each hardness [length] exceeds: all that acceptance needs to know, in few bits.
 
     A token is accepted at a threshold when its grade is not above the threshold's own.
     """
-    grades = np.zeros(len(hardness_t), dtype=np.int64)
+    grades = np.empty(len(hardness_t), dtype=np.int16)
     kernels().grade(hardness_t, thresholds, grades)
     return grades
 

@@ -64,6 +64,8 @@ class VersionedLuck(Luck):
         heads_know_text: False = heads know each domain's level and nothing of the text.
     """
 
+    ahead = 0  # who comes later may come under another version
+
     def __init__(
         self,
         model: CurveAcceptance,
@@ -109,10 +111,10 @@ class VersionedLuck(Luck):
         g = self._tokens.hardness(request, request.output_len + self.beyond)
         return runs(g, self.thresholds[request.domain], request.output_len)
 
-    def _draw(self, index: int) -> None:
-        super()._draw(index)
-        domain = self.requests[index].domain
-        self._level[index] = self.bias[domain] if self.heads_know_text else self.tau[domain] - 1 + self.bias[domain]
+    def _draw(self, ids: IntArray) -> None:
+        super()._draw(ids)
+        domains = [self.requests[i].domain for i in ids.tolist()]
+        self._level[ids] = self.bias[domains] if self.heads_know_text else self.tau[domains] - 1 + self.bias[domains]
 
     def signal(self, ids: IntArray, at: IntArray, run: IntArray) -> FloatArray:
         """See :meth:`Luck.signal`; heads that know nothing of the text see L + bias on average."""

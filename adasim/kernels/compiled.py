@@ -1,13 +1,6 @@
-"""The kernels as loops, compiled by numba; see :class:`adasim.kernels.form.Kernels`.
-
-The machine code is kept between runs. No fast math: the bits are those of ``plain``.
-"""
-
-from collections.abc import Callable
-from typing import Any, TypeVar
+"""The kernels as loops, compiled by numba; see :class:`adasim.kernels.form.Kernels`."""
 
 import numpy as np
-from numba import njit
 from numba.types import Array, Tuple, boolean, float64, int16, int64, none
 
 from adasim.kernels.form import (
@@ -25,20 +18,15 @@ from adasim.kernels.form import (
     WANT,
     Int16Array,
 )
+from adasim.kernels.jit import FLOATS, FLOATS_OUT, INTS, INTS_OUT, kernel
+from adasim.kernels.normals import normals as normals  # noqa: PLC0414 - as much a part of this module as the rest
 from adasim.types import FloatArray, IntArray
 
-Function = TypeVar("Function", bound=Callable[..., object])
-
-# Inputs are taken read-only so that one compilation serves constants and fresh arrays.
-INTS, FLOATS = Array(int64, 1, "C", readonly=True), Array(float64, 1, "C", readonly=True)
-TABLE, INTS_OUT, FLOATS_OUT = int64[:, ::1], int64[::1], float64[::1]
+FLOATS_2D = Array(float64, 2, "C", readonly=True)
+TABLE = int64[:, ::1]
 
 
-def _compile(result: Any, *arguments: Any) -> Callable[[Function], Function]:
-    return njit(result(*arguments), cache=True)
-
-
-@_compile(int64, INTS, int64, INTS)
+@kernel(int64, INTS, int64, INTS)
 def first_outside(lengths: IntArray, lower: int, most: IntArray) -> int:
     for i in range(len(lengths)):
         if lengths[i] < lower or lengths[i] > lower + most[i]:
@@ -46,7 +34,7 @@ def first_outside(lengths: IntArray, lower: int, most: IntArray) -> int:
     return -1
 
 
-@_compile(int64, TABLE, INTS, INTS, int64, int64)
+@kernel(int64, TABLE, INTS, INTS, int64, int64)
 def reserve(lives: IntArray, ids: IntArray, draft_lens: IntArray, block_tokens: int, available: int) -> int:
     more = 0
     for i in range(len(ids)):
@@ -63,7 +51,7 @@ def reserve(lives: IntArray, ids: IntArray, draft_lens: IntArray, block_tokens: 
     return more
 
 
-@_compile(boolean, TABLE, INTS, int16[::1], int64[:, ::1], INTS_OUT, INTS_OUT)
+@kernel(boolean, TABLE, INTS, int16[::1], int64[:, ::1], INTS_OUT, INTS_OUT)
 def look_up(lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, at: IntArray, run: IntArray) -> bool:
     drawn = True
     for i in range(len(ids)):
@@ -77,7 +65,7 @@ def look_up(lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray
     return drawn
 
 
-@_compile(boolean, INTS, INTS, FLOATS, float64, float64, FLOATS_OUT)
+@kernel(boolean, INTS, INTS, FLOATS, float64, float64, FLOATS_OUT)
 def signal(at: IntArray, run: IntArray, noise: FloatArray, bias: float, scale: float, signal: FloatArray) -> bool:
     drawn = True
     for i in range(len(at)):
@@ -86,7 +74,7 @@ def signal(at: IntArray, run: IntArray, noise: FloatArray, bias: float, scale: f
     return drawn
 
 
-@_compile(Tuple((int64, int64, int64, int64, int64, float64)), INTS, INTS, INTS)
+@kernel(Tuple((int64, int64, int64, int64, int64, float64)), INTS, INTS, INTS)
 def totals(draft_lens: IntArray, verify_lens: IntArray, context_lens: IntArray) -> tuple[int, int, int, int, int, float]:
     drafts = drafting = longest_draft = verified = longest = context = 0
     for i in range(len(draft_lens)):
@@ -99,7 +87,7 @@ def totals(draft_lens: IntArray, verify_lens: IntArray, context_lens: IntArray) 
     return drafts, drafting, longest_draft, verified, longest, context / len(draft_lens)
 
 
-@_compile(
+@kernel(
     Tuple((int64, int64, int64, boolean)), TABLE, INTS, INTS, INTS, INTS, float64, int64,
     FLOATS_OUT, int64[:, :, ::1], INTS_OUT, INTS_OUT, FLOATS_OUT,
 )  # fmt: skip
@@ -133,7 +121,77 @@ def land(
     return all_accepted, all_emitted, spare, complete
 
 
-@_compile(Tuple((int64, int64, float64)), TABLE, INTS, int64, boolean, INTS_OUT)
+@kernel(
+    Tuple((int64, boolean)), TABLE, INTS, int16[::1], int64[:, ::1], FLOATS,
+    int64, int64, float64, int64, boolean, int64, float64, float64,
+    int64, int64, int64[:, :, ::1], int64[:, ::1],
+)  # fmt: skip
+def rounds(
+    lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
+    draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
+    block_tokens: int, free: int, blocks: IntArray, out: IntArray,
+) -> tuple[int, bool]:  # fmt: skip
+    by_head = verify_len == 0
+    for i in range(len(ids)):
+        base = lives[ids[i], BASE]
+        if (draft_len > 0 and grades[base] < 0) or (by_head and np.isnan(noise[base])):
+            return -1, False
+    reach = limits.shape[1] if by_head else verify_len - 1  # beyond it nobody looks
+    shift = 0
+    while 1 << shift < block_tokens:
+        shift += 1
+    shift = shift if 1 << shift == block_tokens else -1  # dividing by shifting takes a tenth of the time
+    for r in range(len(out)):
+        taken = context = 0
+        for i in range(len(ids)):
+            life = lives[ids[i]]
+            context += life[CONTEXT]
+            slots = life[CONTEXT] + draft_len + block_tokens - 1
+            needed = (slots >> shift if shift >= 0 else slots // block_tokens) - life[SHARED]
+            taken += max(needed - life[HELD], 0)
+        if taken > free:
+            return r, False
+        verified = longest = all_accepted = all_emitted = held = 0
+        complete = False
+        for i in range(len(ids)):
+            life = lives[ids[i]]
+            domain, at = life[DOMAIN], life[BASE] + life[DONE]
+            run = 0
+            while run < reach and grades[at + 1 + run] <= limits[domain, run]:
+                run += 1
+            length = verify_len
+            if by_head:
+                scaled = gamma * (1 + (run + bias + scale * noise[at]) - anchor)
+                whole = np.floor(scaled) if floor else np.rint(scaled)
+                length = min(int(max(whole + anchor, least)), draft_len + 1)
+            accepted = min(run, length - 1)
+            emitted = min(accepted + 1, life[WANT] - life[DONE])
+            life[DONE] += emitted
+            life[CONTEXT] += emitted
+            life[ROUNDS] += 1
+            life[DRAFTS] += draft_len
+            life[VERIFIED] += length
+            life[ACCEPTED] += accepted
+            blocks[domain, length, accepted] += 1
+            slots = life[CONTEXT] - 1 + block_tokens - 1  # the newest token has no KV yet
+            needed = (slots >> shift if shift >= 0 else slots // block_tokens) - life[SHARED]
+            held += needed - life[HELD]
+            life[HELD] = needed
+            complete = complete or life[DONE] >= life[WANT]
+            verified += length
+            longest = max(longest, length)
+            all_accepted += accepted
+            all_emitted += emitted
+        free -= held
+        row = out[r]
+        row[0], row[1], row[2], row[3], row[4] = verified, longest, context, all_accepted, all_emitted
+        row[5], row[6] = taken, held
+        if complete:
+            return r + 1, True
+    return len(out), False
+
+
+@kernel(Tuple((int64, int64, float64)), TABLE, INTS, int64, boolean, INTS_OUT)
 def prefill(lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray) -> tuple[int, int, float]:
     total, attended = 0, 0.0
     for i in range(len(ids)):
@@ -147,7 +205,7 @@ def prefill(lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: Int
     return len(ids), total, attended / total
 
 
-@_compile(Tuple((int64, int64, boolean)), TABLE, INTS, INTS, float64, FLOATS_OUT, FLOATS_OUT, FLOATS_OUT)
+@kernel(Tuple((int64, int64, boolean)), TABLE, INTS, INTS, float64, FLOATS_OUT, FLOATS_OUT, FLOATS_OUT)
 def land_prefill(
     lives: IntArray, ids: IntArray, tokens: IntArray, now_s: float, first_token_s: FloatArray,
     emitted_s: FloatArray, gaps_s: FloatArray,
@@ -172,7 +230,7 @@ def land_prefill(
     return ready, again, complete
 
 
-@_compile(int64, FLOATS, FLOATS_OUT, INTS_OUT)
+@kernel(int64, FLOATS, FLOATS_OUT, INTS_OUT)
 def distinct(values: FloatArray, found: FloatArray, counts: IntArray) -> int:
     known = 0
     for value in values:  # nearly always few are different: insertion beats sorting
@@ -189,14 +247,95 @@ def distinct(values: FloatArray, found: FloatArray, counts: IntArray) -> int:
     return known
 
 
-@_compile(none, FLOATS, FLOATS, INTS_OUT)
-def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
+@kernel(none, FLOATS, FLOATS, int16[::1])
+def grade(values: FloatArray, thresholds: FloatArray, grades: Int16Array) -> None:
+    grades[:] = 0
     for threshold in thresholds:
         for i in range(len(values)):
             grades[i] += values[i] > threshold
 
 
-@_compile(FLOATS_OUT, FLOATS, float64, float64, float64)
+@kernel(int64, TABLE, INTS, INTS_OUT)
+def finished(lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:
+    stay = 0
+    for i in range(len(ids)):
+        life = lives[ids[i]]
+        stay += life[DONE] < life[WANT] or life[LEFT] > 0
+    kept, gone = 0, stay
+    for i in range(len(ids)):
+        life = lives[ids[i]]
+        if life[DONE] < life[WANT] or life[LEFT] > 0:
+            sorted_ids[kept] = ids[i]
+            kept += 1
+        else:
+            sorted_ids[gone] = ids[i]
+            gone += 1
+    return stay
+
+
+@kernel(none, INTS, FLOATS_2D, INTS, float64[:, ::1])
+def carry(ids: IntArray, curves: FloatArray, request_ids: IntArray, carried: FloatArray) -> None:
+    mean = np.empty(0)
+    at = 0
+    for i in range(len(request_ids)):
+        looked = 0
+        while looked < len(ids) and ids[at] != request_ids[i]:  # both in order of admission: mostly the next
+            at = at + 1 if at + 1 < len(ids) else 0
+            looked += 1
+        if looked < len(ids):
+            carried[i] = curves[at]
+            continue
+        if not len(mean):
+            mean = np.zeros(curves.shape[1])
+            for j in range(len(ids)):
+                mean += curves[j]
+            mean /= len(ids)
+        carried[i] = mean
+
+
+@kernel(int64, int64, FLOATS, FLOATS)
+def early_budget(requests: int, rising: FloatArray, seconds: FloatArray) -> int:
+    budget, tokens, per_s = 0, 0.0, requests / seconds[0]
+    for i in range(len(rising) - 1, -1, -1):
+        if rising[i] < 0:
+            break
+        tokens += rising[i]
+        before, per_s = per_s, (tokens + requests) / seconds[budget + 1]
+        if per_s < before:
+            break
+        budget += 1
+    return budget
+
+
+@kernel(none, FLOATS_2D, int64, float64, INTS_OUT)
+def spend(survival: FloatArray, budget: int, least: float, lengths: IntArray) -> None:
+    for i in range(len(survival)):
+        above = 0
+        for s in survival[i]:
+            above += s > least
+        lengths[i] = 1 + above
+        budget -= above
+    for i in range(len(survival)):
+        if budget <= 0:
+            return
+        equal = 0
+        for s in survival[i]:
+            equal += s == least
+        lengths[i] += min(equal, budget)
+        budget -= equal
+
+
+@kernel(none, INTS, FLOATS, float64[:, :, ::1], float64, int64, float64[:, ::1])
+def curves(
+    domains: IntArray, signal: FloatArray, posterior: FloatArray, first: float, per_token: int, curves: FloatArray
+) -> None:
+    for i in range(len(domains)):
+        bin_ = min(max(int64(np.rint((signal[i] - first) * per_token)), 0), posterior.shape[1] - 1)
+        for k in range(posterior.shape[2]):
+            curves[i, k] = posterior[domains[i], bin_, k]
+
+
+@kernel(FLOATS_OUT, FLOATS, float64, float64, float64)
 def autoregression(draws: FloatArray, phi: float, scale: float, before: float) -> FloatArray:
     values = np.empty(len(draws))
     x = before

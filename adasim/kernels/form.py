@@ -88,6 +88,41 @@ class Kernels(Protocol):
         """
         ...
 
+    def rounds(
+        self, lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
+        draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
+        block_tokens: int, free: int, blocks: IntArray, out: IntArray,
+    ) -> tuple[int, bool]:  # fmt: skip
+        """Rounds of the same requests until one has all its tokens, memory gets short, or ``out`` is full.
+
+        Each does what ``reserve``, ``look_up``, ``signal``, the policy and ``land`` do for one round.
+
+        Args:
+            lives: all requests.
+            ids: those that decode, [n].
+            grades: see ``look_up``.
+            limits: see ``look_up``.
+            noise: see ``signal``.
+            draft_len: drafts of each request.
+            verify_len: tokens verified of each, the anchor counted; 0 = as the length head says, by the next four; see
+                ``policies.base.LengthRule``.
+            gamma: factor of what it says.
+            anchor: what gamma does not scale, tokens.
+            floor: round down, not to the nearest.
+            least: tokens that are verified at least.
+            bias: see ``signal``.
+            scale: see ``signal``.
+            block_tokens: tokens of a KV block.
+            free: KV blocks that nobody holds.
+            blocks: see ``land``.
+            out: of each round: tokens verified, longest verification, context of all requests before it, drafts accepted,
+                tokens emitted, KV blocks taken for it, and what is left of them after it, [rounds, 7].
+
+        Returns:
+            How many rounds, and whether a request has all its tokens; -1: some luck is not drawn yet, nothing was done.
+        """
+        ...
+
     def prefill(
         self, lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray
     ) -> tuple[int, int, float]:
@@ -113,8 +148,66 @@ class Kernels(Protocol):
         """Different values in rising order and how often each occurs, to the arrays [>= n]. Returns how many."""
         ...
 
-    def grade(self, values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
-        """Adds to ``grades`` [n] how many of ``thresholds`` [K] each of ``values`` [n] exceeds."""
+    def grade(self, values: FloatArray, thresholds: FloatArray, grades: Int16Array) -> None:
+        """To ``grades`` [n]: how many of ``thresholds`` [K] each of ``values`` [n] exceeds."""
+        ...
+
+    def finished(self, lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:
+        """Who of ``ids`` [n] has all its tokens and nothing to prefill: them last in ``sorted_ids`` [n], in order.
+
+        Returns how many are left, who come first, in order.
+        """
+        ...
+
+    def carry(self, ids: IntArray, curves: FloatArray, request_ids: IntArray, carried: FloatArray) -> None:
+        """``curves`` [m, K] of ``ids`` [m] for ``request_ids`` [n], to ``carried`` [n, K]; else their mean."""
+        ...
+
+    def early_budget(self, requests: int, rising: FloatArray, seconds: FloatArray) -> int:
+        """The first number m of drafts with which more tokens per second are expected than with m + 1.
+
+        Tokens of m drafts are ``requests`` + the sum of the m largest survivals.
+
+        Args:
+            requests: n.
+            rising: survival of all drafts, sorted; -1 where nothing was drafted, [n K].
+            seconds: of rounds with m drafts, [n K + 1].
+        """
+        ...
+
+    def spend(self, survival: FloatArray, budget: int, least: float, lengths: IntArray) -> None:
+        """1 + how many of each row are among the ``budget`` largest of ``survival`` [n, K], to ``lengths`` [n].
+
+        ``least`` is the smallest of those; among equals the first in row order wins.
+        """
+        ...
+
+    def curves(
+        self,
+        domains: IntArray,
+        signal: FloatArray,
+        posterior: FloatArray,
+        first: float,
+        per_token: int,
+        curves: FloatArray,
+    ) -> None:
+        """Rows of ``posterior`` [domains, bins, K] that go with each ``signal`` [n], to ``curves`` [n, K].
+
+        Args:
+            domains: of each request, [n].
+            signal: what its head sees, [n].
+            posterior: by domain and bin of signal.
+            first: signal of the first bin.
+            per_token: bins per token.
+            curves: the rows.
+        """
+        ...
+
+    def normals(self, key: int, streams: IntArray, starts: IntArray, counts: IntArray, draws: FloatArray) -> None:
+        """Standard normal numbers as numpy draws them from ``Philox(key=[key, stream])``, of several streams.
+
+        The first ``counts`` [m] numbers of ``streams`` [m] go to ``draws``, each from ``starts`` [m] on.
+        """
         ...
 
     def autoregression(self, draws: FloatArray, phi: float, scale: float, before: float) -> FloatArray:

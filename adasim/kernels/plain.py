@@ -80,6 +80,14 @@ def land(
     return int(accepted.sum()), int(emitted.sum()), int(spare.sum()), complete
 
 
+def rounds(
+    lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
+    draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
+    block_tokens: int, free: int, blocks: IntArray, out: IntArray,
+) -> tuple[int, bool]:  # fmt: skip
+    return 0, False  # the reference is the engine, which plays every round by itself
+
+
 def prefill(lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray) -> tuple[int, int, float]:
     left = lives[ids, LEFT]
     before = np.cumsum(left) - left
@@ -113,9 +121,50 @@ def distinct(values: FloatArray, found: FloatArray, counts: IntArray) -> int:
     return len(unique)
 
 
-def grade(values: FloatArray, thresholds: FloatArray, grades: IntArray) -> None:
+def grade(values: FloatArray, thresholds: FloatArray, grades: Int16Array) -> None:
+    grades[:] = 0
     for threshold in thresholds:
         grades += values > threshold
+
+
+def finished(lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:
+    gone = (lives[ids, DONE] >= lives[ids, WANT]) & (lives[ids, LEFT] == 0)
+    sorted_ids[:] = np.concatenate([ids[~gone], ids[gone]])
+    return len(ids) - int(np.count_nonzero(gone))
+
+
+def carry(ids: IntArray, curves: FloatArray, request_ids: IntArray, carried: FloatArray) -> None:
+    order = np.argsort(ids)
+    at = order[np.searchsorted(ids, request_ids, sorter=order).clip(max=len(ids) - 1)]
+    carried[:] = np.where((ids[at] == request_ids)[:, None], curves[at], curves.mean(axis=0))
+
+
+def early_budget(requests: int, rising: FloatArray, seconds: FloatArray) -> int:
+    likeliest = rising[::-1]
+    likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
+    tokens = requests + np.concatenate([[0.0], np.cumsum(likeliest)])
+    per_s = tokens / seconds[: len(tokens)]
+    falls = per_s[1:] < per_s[:-1]
+    return int(falls.argmax()) if falls.any() else len(likeliest)
+
+
+def spend(survival: FloatArray, budget: int, least: float, lengths: IntArray) -> None:
+    lengths[:] = 1 + np.count_nonzero(survival > least, axis=1)
+    equals = np.flatnonzero(survival.ravel() == least)[: budget - int(lengths.sum()) + len(lengths)]
+    lengths += np.bincount(equals // survival.shape[1], minlength=len(lengths))
+
+
+def curves(
+    domains: IntArray, signal: FloatArray, posterior: FloatArray, first: float, per_token: int, curves: FloatArray
+) -> None:
+    rows = np.rint((signal - first) * per_token).astype(np.int64)
+    curves[:] = posterior[domains, rows.clip(0, posterior.shape[1] - 1)]
+
+
+def normals(key: int, streams: IntArray, starts: IntArray, counts: IntArray, draws: FloatArray) -> None:
+    for stream, start, count in zip(streams.tolist(), starts.tolist(), counts.tolist(), strict=True):
+        rng = np.random.Generator(np.random.Philox(key=[key, stream]))
+        rng.standard_normal(out=draws[start : start + count])
 
 
 def autoregression(draws: FloatArray, phi: float, scale: float, before: float) -> FloatArray:

@@ -1,8 +1,24 @@
 """What every length policy answers."""
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 from adasim.types import BatchView, Component, DraftView, EngineCaps, IntArray, StepOutcome, constant
+
+
+class LengthRule(NamedTuple):
+    """What a policy's two hooks answer, in numbers: everybody drafts ``draft_len`` tokens and verifies ``verify_len``.
+
+    ``verify_len`` 0 = clamp(anchor + round(gamma (accept_len - anchor)), least, draft_len + 1) of each request's
+    ``DraftView.accept_len``; ``floor``: rounded down.
+    """
+
+    draft_len: int
+    verify_len: int
+    gamma: float = 1.0
+    anchor: int = 0
+    floor: bool = False
+    least: int = 1
 
 
 class Policy(Component, ABC):
@@ -49,11 +65,19 @@ class Policy(Component, ABC):
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Draft tokens per request, [n], each 0..max_draft_len; 0 = no draft pass. Default: the full block."""
-        return constant(len(batch), batch.caps.max_draft_len)
+        return constant(len(batch.request_ids), batch.caps.max_draft_len)
 
     @abstractmethod
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """Tokens to verify per request, [n], each 1..draft_len + 1, the anchor counted."""
+
+    def rule(self, running: int, queued: int) -> LengthRule | None:
+        """What the hooks answer while ``running`` requests run and ``queued`` wait; None = not to be said in numbers.
+
+        It saves asking the hooks round by round. A class that changes a hook need not repeal an inherited rule: the
+        driver does.
+        """
+        return None
 
     def observe(self, outcome: StepOutcome) -> None:
         """Feedback of one round, ``caps.lag_steps`` rounds late. May be empty."""

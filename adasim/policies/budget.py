@@ -6,10 +6,11 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, PrivateAttr
 
+from adasim.kernels import kernels
 from adasim.policies.base import Policy
 from adasim.policies.stale import StaleCurves
 from adasim.policies.step_times import StepTimes
-from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, IntArray
+from adasim.types import BatchView, DraftView, EngineCaps, FloatArray, IntArray, constant
 
 
 class BatchBudget(Policy, ABC):
@@ -20,21 +21,23 @@ class BatchBudget(Policy, ABC):
 
     stop: Literal["early", "best"] = "early"
     stale_steps: int = Field(default=1, ge=0, le=8)
-    _times: StepTimes = PrivateAttr()
-    _stale: StaleCurves = PrivateAttr()
+    _known: tuple[StepTimes, StaleCurves] = PrivateAttr()
 
     def start(self, caps: EngineCaps) -> None:
         """Forget old confidences."""
-        self._times, self._stale = StepTimes(caps), StaleCurves(self.stale_steps)
+        self._known = StepTimes(caps), StaleCurves(self.stale_steps)
 
     def share(self, batch: BatchView, draft: DraftView, survival: FloatArray) -> IntArray:
         """Verify lengths [n] by survival curves [n, K]; everything while there are no old ones."""
+        times, stale = self._known
         survival = drafted_only(survival, draft.draft_lens)
-        old = self._stale.swap(batch.request_ids, survival)
+        old = stale.swap(batch.request_ids, survival)
         if old is None:
             return draft.draft_lens + 1
-        budget = budget_of(old, self._times.by_tokens(batch), early=self.stop == "early")
-        return spend(survival, min(budget, int(draft.draft_lens.sum())))
+        budget = budget_of(old, times.by_tokens(batch), early=self.stop == "early")
+        if draft.draft_lens is not constant(*survival.shape):
+            budget = min(budget, int(draft.draft_lens.sum()))
+        return spend(survival, budget)
 
 
 def budget_of(survival: FloatArray, seconds: FloatArray, *, early: bool) -> int:
@@ -45,26 +48,19 @@ def budget_of(survival: FloatArray, seconds: FloatArray, *, early: bool) -> int:
         seconds: of rounds that verify n, n + 1, ... tokens, [n K + 1].
         early: stop before the first m that is worse than m - 1.
     """
-    n = len(survival)
-    likeliest = np.sort(survival, axis=None)[::-1]
-    if likeliest[-1] < 0:
-        likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
-    tokens = np.empty(len(likeliest) + 1)
-    tokens[0] = n
-    np.cumsum(likeliest, out=tokens[1:])
-    tokens[1:] += n
-    per_s = tokens / seconds[: len(tokens)]
-    if not early:
-        return int(per_s.argmax())
-    falls = per_s[1:] < per_s[:-1]
-    first = int(falls.argmax()) if len(falls) else 0
-    return first if len(falls) and falls[first] else len(likeliest)
+    rising = np.sort(survival, axis=None)
+    if early:
+        return kernels().early_budget(len(survival), rising, seconds)
+    likeliest = rising[::-1]
+    likeliest = likeliest[: np.count_nonzero(likeliest >= 0)]
+    tokens = len(survival) + np.concatenate([[0.0], np.cumsum(likeliest)])
+    return int((tokens / seconds[: len(tokens)]).argmax())
 
 
 def drafted_only(survival: FloatArray, draft_lens: IntArray) -> FloatArray:
     """Survival curves [n, K] with -1 where nothing was drafted."""
     width = survival.shape[1]
-    if int(draft_lens.min(initial=width)) == width:
+    if draft_lens is constant(len(draft_lens), width) or int(draft_lens.min(initial=width)) == width:
         return survival
     return np.where(np.arange(width) < draft_lens[:, None], survival, -1.0)
 
@@ -73,17 +69,15 @@ def spend(survival: FloatArray, budget: int) -> IntArray:
     """Verify lengths [n], anchors counted, when the ``budget`` likeliest of all drafts [n, K] are verified.
 
     Curves fall along a row, so the likeliest drafts of a row are a prefix. Among equals the first in row order
-    wins. Finds the budget-th largest value instead of sorting.
+    wins.
 
     Args:
         survival: P(first k drafts accepted); -1 where nothing was drafted.
         budget: drafts to verify, 0..number of drafts.
     """
-    n, width = survival.shape
     if budget <= 0:
-        return np.ones(n, dtype=np.int64)
-    flat = survival.ravel()
-    least = np.partition(flat, flat.size - budget)[flat.size - budget]
-    lengths = 1 + np.count_nonzero(survival > least, axis=1)
-    equals = np.flatnonzero(flat == least)[: budget - int(lengths.sum()) + n]
-    return lengths + np.bincount(equals // width, minlength=n)
+        return np.ones(len(survival), dtype=np.int64)
+    lengths, place = np.empty(len(survival), dtype=np.int64), survival.size - budget
+    least = np.partition(survival, place, axis=None)[place]  # finds it without sorting
+    kernels().spend(np.ascontiguousarray(survival), budget, least, lengths)
+    return lengths

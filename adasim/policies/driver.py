@@ -6,7 +6,7 @@ import numpy as np
 
 from adasim.errors import InputError, PolicyError
 from adasim.kernels import kernels
-from adasim.policies.base import Policy
+from adasim.policies.base import LengthRule, Policy
 from adasim.policies.needs import check_needs
 from adasim.types import BatchView, DraftView, EngineCaps, IntArray, StepOutcome, constant
 
@@ -32,6 +32,8 @@ class PolicyDriver:
         self.needs = policy.needs
         self.reads_draft = bool(self.needs & {"survival", "accept_len"})
         self.listens = type(policy).observe is not Policy.observe
+        self._ruled = _ruled(type(policy)) and not self.listens
+        self._rules: dict[tuple[int, int], LengthRule | None] = {}  # by running and queued requests
         self._late: deque[StepOutcome] = deque()
         self._passed: dict[str, tuple[IntArray, IntArray]] = {}
         self._first_outside = kernels().first_outside
@@ -39,13 +41,29 @@ class PolicyDriver:
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Hook 1, before drafting: legal draft lengths [n], 0..max_draft_len."""
         lengths = self.policy.draft_lens(batch)
-        return self._checked("draft_lens", batch, lengths, 0, constant(len(batch), self.caps.max_draft_len))
+        return self._checked("draft_lens", batch, lengths, 0, constant(len(batch.request_ids), self.caps.max_draft_len))
 
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """Hook 2, after drafting: legal verify lengths [n], 1..draft_len + 1, as the engine will run them."""
         lengths = self.policy.verify_lens(batch, draft)
         lengths = self._checked("verify_lens", batch, lengths, 1, draft.draft_lens)
         return lengths if self.caps.ragged else self.legalise(lengths, draft.draft_lens)
+
+    def rule(self, running: int, queued: int) -> LengthRule | None:
+        """What hooks 1 and 2 will answer as long as so many run and wait, as the engine will run it; None = ask them."""
+        if not self._ruled:
+            return None
+        if (running, queued) not in self._rules:
+            self._rules[running, queued] = self._legal(self.policy.rule(running, queued))
+        return self._rules[running, queued]
+
+    def _legal(self, rule: LengthRule | None) -> LengthRule | None:
+        if rule is None or self.caps.ragged:
+            return rule
+        if not rule.verify_len:
+            return None
+        drafts, lengths = constant(1, rule.draft_len), constant(1, rule.verify_len)
+        return rule._replace(verify_len=int(self.legalise(lengths, drafts)[0]))
 
     def legalise(self, lengths: IntArray, draft_lens: IntArray) -> IntArray:
         """Rectangular engines verify everybody as long as the longest, where drafts exist.
@@ -90,3 +108,9 @@ class PolicyDriver:
         if not (lengths.flags.writeable or most.flags.writeable):
             self._passed[hook] = lengths, most  # constants: they need no second look
         return lengths
+
+
+def _ruled(policy: type[Policy]) -> bool:
+    """Whether the rule is as new as the hooks: none of them was defined by a class derived from the rule's."""
+    where = {name: next(c for c in policy.__mro__ if name in vars(c)) for name in ("rule", "draft_lens", "verify_lens")}
+    return all(issubclass(where["rule"], owner) for owner in where.values())

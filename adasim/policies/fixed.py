@@ -5,7 +5,7 @@ from typing import Literal
 from pydantic import Field
 
 from adasim.errors import InputError
-from adasim.policies.base import Policy
+from adasim.policies.base import LengthRule, Policy
 from adasim.types import BatchView, DraftView, EngineCaps, IntArray, constant
 
 
@@ -39,3 +39,7 @@ class Fixed(Policy):
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """``verify_len`` for all, [n]."""
         return constant(len(batch), self.verify_len)
+
+    def rule(self, running: int, queued: int) -> LengthRule:
+        """``draft_len`` and ``verify_len``."""
+        return LengthRule(self._draft_len, self.verify_len)

@@ -3,10 +3,10 @@
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PrivateAttr
 
 from adasim.errors import InputError
-from adasim.policies.base import Policy
+from adasim.policies.base import LengthRule, Policy
 from adasim.types import BatchView, DraftView, EngineCaps, IntArray
 
 Gamma = Annotated[float, Field(gt=0, le=100)]
@@ -32,6 +32,7 @@ class Head(Policy):
     base: Literal["block", "drafts"] = "block"
     min_verify_len: int = Field(default=1, ge=1)
     idle_up_to: int = Field(default=0, ge=0)
+    _drafts: int = PrivateAttr(default=0)  # of a full block
 
     @property
     def needs(self) -> frozenset[str]:
@@ -44,6 +45,7 @@ class Head(Policy):
             raise InputError(f"{self.label}: min_verify_len {self.min_verify_len}; allowed 1..{caps.block}")
         if isinstance(self.gamma, dict) and not self.gamma:
             raise InputError(f"{self.label}: gamma is an empty table")
+        self._drafts = caps.max_draft_len
 
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """The head's length times gamma, clamped, [n]."""
@@ -55,6 +57,14 @@ class Head(Policy):
         whole = np.rint(scaled) if self.rounding == "round" else np.floor(scaled)
         lengths = np.maximum(whole + anchor, self.min_verify_len).astype(np.int64)
         return np.minimum(lengths, draft.draft_lens + 1)
+
+    def rule(self, running: int, queued: int) -> LengthRule:
+        """The same clamp in numbers."""
+        if running <= self.idle_up_to:
+            return LengthRule(self._drafts, self._drafts + 1)
+        anchor = 1 if self.base == "drafts" else 0
+        gamma = self._gamma(running + queued)
+        return LengthRule(self._drafts, 0, gamma, anchor, self.rounding == "floor", self.min_verify_len)
 
     def _gamma(self, load: int) -> float:
         if not isinstance(self.gamma, dict):

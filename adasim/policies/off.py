@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from adasim.policies.base import Policy
+from adasim.policies.base import LengthRule, Policy
 from adasim.types import BatchView, DraftView, IntArray, constant
 
 
@@ -26,3 +26,7 @@ class Off(Policy):
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """Ones, [n]: only the anchor."""
         return constant(len(batch), 1)
+
+    def rule(self, running: int, queued: int) -> LengthRule:
+        """0 and 1."""
+        return LengthRule(0, 1)

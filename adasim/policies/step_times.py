@@ -27,7 +27,8 @@ class StepTimes:
 
     def by_tokens(self, batch: BatchView) -> FloatArray:
         """Seconds of rounds that draft full blocks and verify n, n + 1, ... n B tokens of n requests, [n (B - 1) + 1]."""
-        n, context = len(batch), float(batch.context_lens.mean())
+        n = len(batch.request_ids)
+        context = int(batch.context_lens.sum()) / n
         key = n, int(context) // CONTEXT_TOKENS
         if key not in self._by_tokens:
             block = self._caps.block
@@ -42,7 +43,8 @@ class StepTimes:
 
         ``draft_block``: the drafter fills the full block unless k is 0.
         """
-        n, context = len(batch), float(batch.context_lens.mean())
+        n = len(batch.request_ids)
+        context = int(batch.context_lens.sum()) / n
         key = n, int(context) // CONTEXT_TOKENS, draft_block
         if key not in self._by_drafts:
             lengths = range(self._caps.block)

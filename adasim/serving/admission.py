@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from math import isnan
 
 import numpy as np
@@ -91,7 +91,7 @@ class Admission:
         """
         if not self.queue:
             return
-        places = self.caps.max_running_requests - len(self.batch)
+        places = self.caps.max_running_requests - len(self.batch.request)
         if places <= 0:
             return
         waiting = list(self.queue if self.scheduler.sees_whole_queue else islice(self.queue, places))
@@ -102,9 +102,11 @@ class Admission:
         running = RunningView(self.batch.request, self.batch.context, self.batch.held)
         chosen = self.scheduler.admit(view, running, self.pool.available, self.caps)
         names = chosen.tolist()
-        if len(names) > places or len(set(names)) < len(names) or not set(names) <= set(waiting):
-            raise PolicyError(f"{self.scheduler.kind}.admit: {names}; allowed: up to {places} of {waiting}")
-        needed = self._blocks_to_admit(chosen)
+        needed = view.blocks
+        if len(names) > places or names != waiting[: len(names)]:  # others than the first
+            if len(names) > places or len(set(names)) < len(names) or not set(names) <= set(waiting):
+                raise PolicyError(f"{self.scheduler.kind}.admit: {names}; allowed: up to {places} of {waiting}")
+            needed = self._blocks_to_admit(chosen)
         for i, index in enumerate(names):
             if self.pool.memory.prefix_cache:
                 needed[i] = self._blocks_to_admit(chosen[i : i + 1])[0]
@@ -114,7 +116,7 @@ class Admission:
             self.queue.remove(index)
             self._start(index, now_s)
         self.batch.add(chosen)
-        if not len(self.batch):
+        if not len(self.batch.request):
             raise PolicyError(f"{self.scheduler.kind}.admit: nobody of {waiting}, although nobody runs")
 
     def reserve(self, ids: IntArray, draft_lens: IntArray) -> NDArray[np.bool_]:
@@ -190,6 +192,23 @@ class Admission:
         self._complete |= complete
         return all_accepted, all_emitted
 
+    def land_rounds(self, starts: Sequence[float], private: int, complete: bool, recorder: Recorder) -> None:
+        """Rounds that were played at once ended: write their gaps down, and hold the blocks they took.
+
+        Args:
+            starts: when each began, and the last ended, [rounds + 1].
+            private: KV blocks that requests hold more than before.
+            complete: whether a request has all its tokens.
+            recorder: takes the gaps down; its steps do not hold these rounds yet.
+        """
+        ids, lives, end_s = self.batch.request, self.lives, starts[-1]
+        np.subtract(starts[1], lives.emitted_s[ids], out=self._gaps_s[: len(ids)])
+        recorder.gaps(self._gaps_s[: len(ids)])
+        recorder.equal_gaps([later - before for before, later in pairwise(starts[1:])], len(ids))
+        lives.emitted_s[ids] = end_s
+        self.pool.private += private
+        self._complete |= complete
+
     def cache_prompts(self, ids: IntArray) -> None:
         """Blocks of complete prompts enter the prefix cache."""
         if not self.pool.memory.prefix_cache:
@@ -209,17 +228,17 @@ class Admission:
         if not self._complete:
             return []
         self._complete = False
-        lives, ids = self.lives, self.batch.request
-        gone = (lives.done[ids] >= lives.want[ids]) & (lives.prefill_left[ids] == 0)
-        finished = ids[gone]
+        lives, ids = self.lives, np.empty(len(self.batch.request), dtype=np.int64)
+        left = self._kernels.finished(lives.table, self.batch.request, ids)
+        finished = ids[left:]
         lives.finish_s[finished] = now_s
         lives.status[finished] = FINISHED
-        self._leave(finished, ~gone)
+        self._leave(finished, ids[:left])
         return finished.tolist()
 
     def _blocks_to_admit(self, ids: IntArray) -> IntArray:
         """Blocks each takes from ``available``: its tokens and one full block of drafts, less what is shared, [m]."""
-        blocks = -(-(self.lives.context[ids] + self.caps.block) // self._block_tokens)
+        blocks = (self.lives.context[ids] + (self.caps.block + self._block_tokens - 1)) // self._block_tokens
         if self.pool.memory.prefix_cache:
             hashes = [self.requests[i].hash_ids for i in ids.tolist()]
             shared = [self.pool.hits(h) - self.pool.idle_hits(h) for h in hashes]
@@ -253,7 +272,7 @@ class Admission:
     def _evict(self, gone: NDArray[np.bool_]) -> None:
         """Back to the head of the queue; their KV is computed anew when they return."""
         evicted = self.batch.request[gone]
-        self._leave(evicted, ~gone)
+        self._leave(evicted, self.batch.request[~gone])
         self.lives.evictions[evicted] += 1
         self.lives.status[evicted] = WAITING
         if self._prefilled is None:
@@ -262,8 +281,8 @@ class Admission:
             self._prefilled(evicted)
         self.evicted += len(evicted)
 
-    def _leave(self, leaving: IntArray, stay: NDArray[np.bool_]) -> None:
-        self.pool.take(-int(self.lives.held[leaving].sum()))
+    def _leave(self, leaving: IntArray, stay: IntArray) -> None:
+        self.pool.take(-sum(self.lives.held[leaving].tolist()))
         if self.pool.memory.prefix_cache:
             for index in leaving.tolist():
                 self.pool.unshare(self._shared.pop(index))

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from adasim.kernels import kernels
 from adasim.serving.lives import Lives
@@ -85,14 +84,15 @@ class Batch:
     def add(self, indices: IntArray) -> None:
         """Append requests."""
         self._set(np.concatenate([self.request, indices]))
-        self.prefilling = np.concatenate([self.prefilling, indices[self.lives.prefill_left[indices] > 0]])
+        indices = indices[self.lives.prefill_left[indices] > 0]
+        self.prefilling = np.concatenate([self.prefilling, indices]) if len(self.prefilling) else indices
 
     def prefilled(self) -> None:
         """Some of ``prefilling`` have no token left to prefill."""
         self.prefilling = self.prefilling[self.lives.prefill_left[self.prefilling] > 0]
 
-    def keep(self, rows: NDArray[np.bool_]) -> None:
-        """Drop the others, keeping the order."""
-        self._set(self.request[rows])
+    def keep(self, indices: IntArray) -> None:
+        """Drop the others; ``indices`` are in the batch's order."""
+        self._set(indices)
         if len(self.prefilling):
             self.prefilling = self.request[self.prefill_left > 0]

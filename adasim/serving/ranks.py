@@ -38,6 +38,11 @@ class RankedBatch:
         return sum(len(batch) for batch in self._ranks)
 
     @property
+    def request(self) -> IntArray:
+        """Indices of all requests."""
+        return np.concatenate([batch.request for batch in self._ranks])
+
+    @property
     def prefilling(self) -> IntArray:
         """Indices of those with tokens left to prefill."""
         return np.concatenate([batch.prefilling for batch in self._ranks])

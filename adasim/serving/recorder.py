@@ -31,6 +31,11 @@ class Rows:
         self._rows += self._pack(*record)
         self._count += 1
 
+    def extend(self, records: Sequence[tuple[float, ...]]) -> None:
+        """Several more."""
+        self._rows += b"".join([self._pack(*record) for record in records])
+        self._count += len(records)
+
     def __len__(self) -> int:
         return self._count
 
@@ -87,8 +92,14 @@ class Recorder:
         n, step = len(gaps_s), len(self.steps)
         if n > len(self._found):
             self._found, self._counts = np.empty(2 * n), np.empty(2 * n, dtype=np.int64)
-        for i in range(self._kernels.distinct(gaps_s, self._found, self._counts)):
-            self._gaps.append((step, self._found[i], self._counts[i]))
+        known = self._kernels.distinct(gaps_s, self._found, self._counts)
+        for gap_s, chunks in zip(self._found[:known].tolist(), self._counts[:known].tolist(), strict=True):
+            self._gaps.append((step, gap_s, chunks))
+
+    def equal_gaps(self, gaps_s: Sequence[float], chunks: int) -> None:
+        """Times since the last chunk in the steps after the next, the same for all ``chunks`` requests of each."""
+        next_step = len(self.steps) + 1
+        self._gaps.extend([(next_step + i, gap_s, chunks) for i, gap_s in enumerate(gaps_s)])
 
     def records(self, lives: Lives) -> Records:
         """All tables."""

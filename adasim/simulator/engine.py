@@ -1,4 +1,4 @@
-"""One engine under one policy: continuous batching as a SimPy process, one timeout per step."""
+"""One engine under one policy: continuous batching as a SimPy process, one timeout per step or span of rounds."""
 
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -8,12 +8,13 @@ import simpy
 
 from adasim.calibration.cost import CostModel
 from adasim.calibration.luck import Luck
-from adasim.kernels import kernels
+from adasim.kernels import kernels, plain
 from adasim.policies.driver import PolicyDriver
 from adasim.serving.admission import Admission
 from adasim.serving.batch import Prefill
 from adasim.serving.ranks import Ranks
 from adasim.serving.recorder import Recorder
+from adasim.simulator.span import Span
 from adasim.types import BatchView, DraftView, FloatArray, IntArray, StepOutcome, StepSeconds, constant
 
 if TYPE_CHECKING:
@@ -66,6 +67,10 @@ class Engine:
         self._work, self._kernels = env.event(), kernels()
         self._sees = driver.needs & {"survival", "accept_len", "margin", "truth"}
         self._listens = driver.listens or admission.listens
+        watched = self._listens or trainer is not None or recorder.rounds is not None
+        apart = lock_step is not None or pool is not None  # what their rounds do, a span does not
+        alone = watched or apart or kernels() is plain
+        self._span = None if alone or isinstance(admission, Ranks) else Span(env, admission, driver, cost, luck, recorder)
 
     def submit(self, index: int) -> None:
         """A request arrives now."""
@@ -89,12 +94,14 @@ class Engine:
                 yield from self.trainer.reload()
                 self.recorder.draft_version = self.trainer.in_use.number
             self.admission.admit(self.env.now)
-            if not len(self.batch):
+            if not len(self.batch.request):
                 yield from self._wait()
             elif self.chunk is None and len(self.batch.prefilling):
                 yield from self._prefill_step(self.batch.whole_prompts(self.max_prefill_tokens))
-            else:
+            elif self._span is None or not (yield from self._span.play()):
                 yield from self._round()
+            else:
+                self._let_go()
 
     def _wait(self) -> Process:
         """Nobody is here: until somebody comes."""
@@ -118,27 +125,28 @@ class Engine:
         """Draft, choose lengths, verify, accept; with a chunk of prefill where there is one."""
         admission, batch, start = self.admission, self.batch, self.env.now
         view = self._view()
-        draft_lens = self.driver.draft_lens(view) if len(view) else view.request_ids
+        draft_lens = self.driver.draft_lens(view) if len(view.request_ids) else view.request_ids
         kept = admission.reserve(view.request_ids, draft_lens)
         if admission.evicted:  # memory was short: some went back to the queue
             draft_lens, view = draft_lens[kept], self._view()
         prefill = batch.chunk(self.chunk) if self.chunk is not None and len(batch.prefilling) else None
-        if not len(view):
+        ids = view.request_ids
+        n = len(ids)
+        if not n:
             if prefill is not None:
                 yield from self._prefill_step(prefill)
             return
 
-        ids = view.request_ids
         run, signal, draft = self._draft(ids, draft_lens)
         verify_lens = self.driver.verify_lens(view, draft)
         if self.trainer is not None:
             verify_lens = self.trainer.whole_blocks(verify_lens, draft_lens)
         totals = self._kernels.totals(draft_lens, verify_lens, view.context_lens)
         drafts, drafting, longest_draft, verified, longest, context = totals
-        verified = verified if self.caps.ragged else len(view) * longest
+        verified = verified if self.caps.ragged else n * longest
         cost = self.cost if self.lock_step is None else self.lock_step.round(view, draft_lens, verify_lens)
         seconds = cost.step(
-            len(view),
+            n,
             drafts + drafting,
             verified,
             context,
@@ -164,14 +172,13 @@ class Engine:
             )  # fmt: skip
         accepted, emitted = admission.land(ids, draft_lens, verify_lens, run, self.env.now, self.recorder)
         if self._listens:
-            n = len(view)
             self._tell(
                 StepOutcome(
                     view.step, ids, draft_lens, verify_lens, admission.accepted[:n].copy(), admission.emitted[:n].copy(),
                     seconds.total, queued,
                 )
             )  # fmt: skip
-        self._record(start, queued, used, seconds, prefill, len(view), drafts, verified, accepted, emitted, context)
+        self._record(start, queued, used, seconds, prefill, n, drafts, verified, accepted, emitted, context)
 
     def _tell(self, outcome: StepOutcome) -> None:
         self.driver.observe(outcome)
@@ -197,7 +204,8 @@ class Engine:
         if prefill is not None:
             prefill_tokens = prefill.total
             first_tokens, gaps_s = admission.land_prefill(prefill, now)
-            self.recorder.gaps(gaps_s)
+            if len(gaps_s):
+                self.recorder.gaps(gaps_s)
         elif self.pool is not None:
             prefill_tokens, first_tokens = self.pool.landed()
         steps.append(
@@ -207,7 +215,11 @@ class Engine:
             )
         )  # fmt: skip
         admission.evicted = 0
-        for index in admission.finish(now):
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Finished requests leave."""
+        for index in self.admission.finish(self.env.now):
             self.on_finish(index)
 
     def _view(self) -> BatchView:

@@ -63,5 +63,6 @@ def in_order(queue: QueueView, kv_free: int, places: int, order: IntArray | None
     ids, blocks = queue.request_ids, queue.blocks
     if order is not None:
         ids, blocks = ids[order], blocks[order]
-    fits = np.searchsorted(np.cumsum(blocks), kv_free, side="right")
-    return ids[: max(min(int(fits), places), 0)]
+    if int(blocks.sum()) > kv_free:
+        places = min(int(np.searchsorted(np.cumsum(blocks), kv_free, side="right")), places)
+    return ids[: max(places, 0)]
