@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adasim import __version__
+from adasim.fit_command import fit_command
 from adasim.options import (
     BAD_INPUT,
     INTERRUPTED,
@@ -144,6 +145,7 @@ def report_command(scenario: Name, out: Out = None, settings: Settings = None, a
 
 app.command(name="tune")(tune_command)
 app.command(name="sensitivity")(sensitivity_command)
+app.command(name="fit")(fit_command)
 
 train_app = typer.Typer(
     no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."
