@@ -42,11 +42,11 @@ def fits(
     damping = np.full(n, 1e-2)
     active = everyone
     for _ in range(ITERATIONS):  # Levenberg and Marquardt, all problems at once
-        jacobian = np.stack(
-            [(residuals(z[active] + STEP * np.eye(p)[i], active) - left[active]) / STEP for i in range(p)], axis=2
-        )
-        gradient = np.einsum("nmp,nm->np", jacobian, left[active])
-        curvature = np.einsum("nmp,nmq->npq", jacobian, jacobian) + damping[active, None, None] * np.eye(p)
+        aside = (z[active, None] + STEP * np.eye(p)).reshape(-1, p)
+        beside = residuals(aside, np.repeat(active, p)).reshape(len(active), p, -1)
+        jacobian = (beside - left[active, None]) / STEP  # [n, p, m]
+        gradient = np.einsum("npm,nm->np", jacobian, left[active])
+        curvature = jacobian @ jacobian.transpose(0, 2, 1) + damping[active, None, None] * np.eye(p)
         moved = z[active] - np.linalg.solve(curvature, gradient[..., None])[..., 0]
         then = residuals(moved, active)
         value = (then**2).sum(axis=1)
