@@ -85,7 +85,8 @@ def test_judgement_by_hand() -> None:
     assert by_hand.error == pytest.approx(0.1)
     assert by_hand.inside == pytest.approx(2 / 3)
     assert by_hand.advice()["regret"].tolist() == pytest.approx([0.0, 0.1])
-    assert by_hand.constant == ("3", pytest.approx(0.05))
+    assert by_hand.constant[0] == "3"
+    assert by_hand.constant[1] == pytest.approx(0.05)
     assert by_hand.sides == (1, 2)
 
 

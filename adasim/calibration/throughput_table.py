@@ -62,7 +62,7 @@ def read_throughput(path: Path, bonus: Bonus | None = None) -> list[Row]:
     Raises:
         InputError: what is wrong, all at once.
     """
-    optional = ("batch", "concurrency", "tok_s", "accept_length", "context", "steps", "top_k", "note", "role")
+    optional = ("batch", "concurrency", "tok_s", "accept_length", "context", "steps", "top_k", "note")
     table = read_columns(path, Columns(("k",), optional, whole=("k",)))
     problems = []
     if ("batch" in table) == ("concurrency" in table):

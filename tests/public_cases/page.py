@@ -1,6 +1,7 @@
 """The report over all public cases, and its pictures."""
 
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -243,8 +244,12 @@ def _panels(panels: list[tuple[str, pd.DataFrame]], case: Case) -> Figure:
             ax.set_xlabel("drafts k")
     for ax in axes[:, 0]:
         ax.set_ylabel("tokens per round" if case.accepts else "tok/s")
-    named = dict(pair for ax in axes.flat for pair in zip(*ax.get_legend_handles_labels()[::-1], strict=True))
-    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=5, frameon=False)
+    named: dict[str, Any] = {}
+    for ax in axes.flat:  # the first of each name: lines before marks
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            named.setdefault(name, handle)
+    columns = 5 if across > 1 else 3
+    figure.legend(list(named.values()), list(named), loc="outside lower center", ncols=columns, frameon=False)
     return figure
 
 
@@ -253,26 +258,26 @@ def _panel(ax: Axes, part: pd.DataFrame, over_batches: bool) -> None:
     tree, fitted = part["tree"].to_numpy(), (part["role"] == "input").to_numpy()
     measured = part["measured"].to_numpy()
     colour = sns.color_palette("colorblind")[0]
-    for kind in (~tree, tree):  # each tree is a drafter of its own: no line from one to the next
+    for kind in (~tree, tree):
         if not kind.any():
             continue
-        named = kind is not tree
         at, rows = x[kind], part[kind]
-        line, dash = ("-", "--") if named else ("", "")
-        marks = {"marker": "" if named else "_", "markersize": 11}
+        joined = kind is not tree and len(at) > 1  # each tree is a drafter of its own: no line from one to the next
+        line, dash = ("-", "--") if joined else ("", "")
+        marks = {"marker": "" if joined else "_", "markersize": 11}
         low, high = rows["low"].to_numpy(), rows["high"].to_numpy()
-        if named:
+        if joined:
             ax.fill_between(at, low, high, color=colour, alpha=0.18, linewidth=0, label="95 % limits")
         else:
-            ax.vlines(at, low, high, color=colour, alpha=0.25, linewidth=7)
-        style = {"color": colour, "linestyle": line, "label": "predicted" if named else None, **marks}
+            ax.vlines(at, low, high, color=colour, alpha=0.25, linewidth=7, label="95 % limits")
+        style = {"color": colour, "linestyle": line, "label": "predicted", **marks}
         ax.plot(at, rows["predicted"], **style)
-        null = {"color": "0.55", "linestyle": dash, "linewidth": 1, "label": "null model" if named else None, **marks}
+        null = {"color": "0.55", "linestyle": dash, "linewidth": 1, "label": "null model", **marks}
         ax.plot(at, rows["null"], **null)
     ax.plot(x[~fitted], measured[~fitted], "o", color="0.15", markersize=5, label="measured")
     ax.plot(x[fitted], measured[fitted], "o", color="0.15", markerfacecolor="white", markersize=5, label="fitted")
     labels = list(part["batch"].astype(str) if over_batches else part["label"])
-    ax.set_xticks(x, labels, rotation=30 if sum(map(len, labels)) > 24 else 0)
+    ax.set_xticks(x, labels, rotation=30 if sum(map(len, labels)) > 20 else 0)
     top = max(float(part[["measured", "high"]].max().max()), 0.0)
     ax.set_ylim(0, 1.08 * min(top, 2.2 * float(measured.max())))
 
