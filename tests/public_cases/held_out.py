@@ -1,5 +1,6 @@
 """Fit a third of a table's rows, predict the others, judge both the numbers and the advice."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
@@ -64,6 +65,17 @@ class Judged:
         """Share of the predicted rows within their limits."""
         c = self.predicted
         return float(((c["low"] <= c["measured"]) & (c["measured"] <= c["high"])).mean())
+
+    @property
+    def error_beside_nearest(self) -> float:
+        """Mean absolute error over the rows that have a nearest fitted one."""
+        return float(self.predicted.loc[self.predicted["nearest"].notna(), "error"].abs().mean())
+
+    @property
+    def determined(self) -> bool:
+        """Whether the fitted rows determine the whole quadratic of the null model."""
+        fitted = self.cells[self.cells["role"] == "input"]
+        return len(self.posteriors) == 1 and len(_rising(_quadratic_terms(fitted["k"], fitted["batch"]))) == 6
 
     def null_error(self, null: str = "null") -> float:
         """Mean absolute error of a null model on the same rows."""
@@ -214,14 +226,24 @@ def quadratic(rows: list[Row], known: "np.ndarray[Any, Any]", measured: FloatArr
 
     Terms come in the order 1, log2 batch, k, k^2, log2 batch^2, k log2 batch; what does not raise the rank is left out.
     """
-    k, b = np.array([r.k for r in rows], dtype=float), np.log2([r.batch for r in rows])
-    terms = np.column_stack([np.ones(len(rows)), b, k, k * k, b * b, k * b])
-    chosen: list[int] = []
-    for i in range(terms.shape[1]):
-        if np.linalg.matrix_rank(terms[known][:, [*chosen, i]]) > len(chosen):
-            chosen.append(i)
+    terms = _quadratic_terms([r.k for r in rows], [r.batch for r in rows])
+    chosen = _rising(terms[known])
     weights = np.linalg.lstsq(terms[known][:, chosen], np.log(measured[known]), rcond=None)[0]
     return np.exp(terms[:, chosen] @ weights)
+
+
+def _quadratic_terms(lengths: Iterable[int], batches: Iterable[int]) -> FloatArray:
+    k, b = np.array([*lengths], dtype=float), np.log2([*batches])
+    return np.column_stack([np.ones(len(k)), b, k, k * k, b * b, k * b])
+
+
+def _rising(terms: FloatArray) -> list[int]:
+    """Columns each of which raises the rank of those before."""
+    chosen: list[int] = []
+    for i in range(terms.shape[1]):
+        if np.linalg.matrix_rank(terms[:, [*chosen, i]]) > len(chosen):
+            chosen.append(i)
+    return chosen
 
 
 def nearest(rows: list[Row], known: "np.ndarray[Any, Any]", measured: FloatArray) -> FloatArray:

@@ -80,6 +80,7 @@ def totals(judged: list[Judged]) -> dict[str, float]:
     cells, lengths = (pd.concat([j.predicted for j in part]) for part in (rate, tau))
     regret, with_trees = (pd.concat([j.advice(trees=t) for j in rate])["regret"] for t in (False, True))
     columns = [len(j.columns()) for j in rate]
+    near = cells[cells["nearest"].notna()]
     return {
         "cells": len(cells),
         "error": cells["error"].abs().mean(),
@@ -87,6 +88,10 @@ def totals(judged: list[Judged]) -> dict[str, float]:
         "chains": cells.loc[~cells["tree"], "error"].abs().mean(),
         "trees": cells.loc[cells["tree"], "error"].abs().mean(),
         "null": (cells["null"] / cells["measured"] - 1).abs().mean(),
+        "determined": float(np.mean([j.error for j in rate if j.determined])),
+        "determined_null": float(np.mean([j.null_error() for j in rate if j.determined])),
+        "beside_nearest": near["error"].abs().mean(),
+        "nearest": (near["nearest"] / near["measured"] - 1).abs().mean(),
         "inside": float(((cells["low"] <= cells["measured"]) & (cells["measured"] <= cells["high"])).mean()),
         "columns": len(regret),
         "near": float((regret <= NEAR).mean()),
@@ -102,12 +107,19 @@ def totals(judged: list[Judged]) -> dict[str, float]:
 def answer(judged: list[Judged]) -> list[str]:
     """The outcome in sentences."""
     t = totals(judged)
-    worse = [j.case.name for j in counted(judged) if j.error > j.null_error()]
+    rate = counted(judged)
+    worse = [j.case.name for j in rate if j.error > j.null_error()]
+    simpler = [j.case.name for j in rate if j.error_beside_nearest > j.null_error("nearest")]
+    determined = sum(j.determined for j in rate)
     return [
         f"Throughput of {t['cells']:.0f} rows that were not fitted is predicted with a mean absolute error of "
         f"{t['error']:.1%} ({t['error_of_cases']:.1%} if every table counts alike; chains {t['chains']:.1%}, trees "
-        f"{t['trees']:.1%}); the null model's is {t['null']:.1%}. It is worse than the null model in "
-        f"{', '.join(worse) or 'no table'}. {t['inside']:.0%} of the rows lie within their 95 % limits.",
+        f"{t['trees']:.1%}, which were told their accept length); the null model's is {t['null']:.1%}. It is worse than "
+        f"the null model in {', '.join(worse) or 'no table'}. {t['inside']:.0%} of the rows lie within their 95 % limits.",
+        f"That null model is weak where few rows were fitted. In the {determined} tables that determine all of its terms "
+        f"the mean error is {t['determined']:.1%} against its {t['determined_null']:.1%}. The fitted row nearest in k at "
+        f"the same batch, where there is one, is off by {t['nearest']:.1%} (this model, on the same rows, "
+        f"{t['beside_nearest']:.1%}), and better than this model in {', '.join(simpler) or 'no table'}.",
         f"The advised length is within {NEAR:.0%} of the best measured one in {t['near']:.0%} of {t['columns']:.0f} "
         f"columns (bar {BAR:.0%}), with a mean regret of {t['regret']:.1%}; the best constant length of each table, "
         f"known only afterwards, {t['constant']:.1%}. With trees among the choices: {t['near_with_trees']:.0%}.",
@@ -264,15 +276,15 @@ def _panel(ax: Axes, part: pd.DataFrame, over_batches: bool) -> None:
         at, rows = x[kind], part[kind]
         joined = kind is not tree and len(at) > 1  # each tree is a drafter of its own: no line from one to the next
         line, dash = ("-", "--") if joined else ("", "")
-        marks = {"marker": "" if joined else "_", "markersize": 11}
+        marks: dict[str, Any] = {"marker": "" if joined else "_", "markersize": 11}
         low, high = rows["low"].to_numpy(), rows["high"].to_numpy()
         if joined:
             ax.fill_between(at, low, high, color=colour, alpha=0.18, linewidth=0, label="95 % limits")
         else:
             ax.vlines(at, low, high, color=colour, alpha=0.25, linewidth=7, label="95 % limits")
-        style = {"color": colour, "linestyle": line, "label": "predicted", **marks}
+        style: dict[str, Any] = {"color": colour, "linestyle": line, "label": "predicted", **marks}
         ax.plot(at, rows["predicted"], **style)
-        null = {"color": "0.55", "linestyle": dash, "linewidth": 1, "label": "null model", **marks}
+        null: dict[str, Any] = {"color": "0.55", "linestyle": dash, "linewidth": 1, "label": "null model", **marks}
         ax.plot(at, rows["null"], **null)
     ax.plot(x[~fitted], measured[~fitted], "o", color="0.15", markersize=5, label="measured")
     ax.plot(x[fitted], measured[fitted], "o", color="0.15", markerfacecolor="white", markersize=5, label="fitted")
