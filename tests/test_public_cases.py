@@ -98,7 +98,9 @@ def test_the_plain_row_of_another_set_up_is_noticed(judged: dict[str, Judged]) -
 
 def test_the_report_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture a case, a row a case, and a reason for what was not fitted."""
-    few = [CASES[n] for n in ("vllm20780_eagle3", "angelslim_qwen3_30b", "vllm48892_positions", "lmsys_dsv3")]
+    few = [
+        CASES[n] for n in ("dspark_v4pro", "vllm20780_eagle3", "angelslim_qwen3_30b", "vllm48892_positions", "lmsys_dsv3")
+    ]
     monkeypatch.setattr(page, "load", lambda: few)
     monkeypatch.setattr(page, "judge", lambda case: judge(case, DRAWS))
     page.write(tmp_path / "out")

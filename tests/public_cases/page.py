@@ -115,7 +115,7 @@ def answer(judged: list[Judged]) -> list[str]:
         f"Throughput of {t['cells']:.0f} rows that were not fitted is predicted with a mean absolute error of "
         f"{t['error']:.1%} ({t['error_of_cases']:.1%} if every table counts alike; chains {t['chains']:.1%}, trees "
         f"{t['trees']:.1%}, which were told their accept length); the null model's is {t['null']:.1%}. It is worse than "
-        f"the null model in {', '.join(worse) or 'no table'}. {t['inside']:.0%} of the rows lie within their 95 % limits.",
+        f"that in {', '.join(worse) or 'no table'}. {t['inside']:.0%} of the rows lie within their 95 % limits.",
         f"That null model is weak where few rows were fitted. In the {determined} tables that determine all of its terms "
         f"the mean error is {t['determined']:.1%} against its {t['determined_null']:.1%}. The fitted row nearest in k at "
         f"the same batch, where there is one, is off by {t['nearest']:.1%} (this model, on the same rows, "
