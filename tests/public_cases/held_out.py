@@ -93,7 +93,7 @@ class Judged:
         """Per column: the length with the best prediction, the best one measured, and the regret."""
         rows = []
         for part in self.columns(trees=trees):
-            advised, best = part.loc[part["predicted"].idxmax()], part.loc[part["measured"].idxmax()]
+            advised, best = (part.iloc[int(part[c].to_numpy().argmax())] for c in ("predicted", "measured"))
             regret = 1 - advised["measured"] / best["measured"]
             rows.append((advised["group"], advised["batch"], advised["label"], best["label"], regret))
         return pd.DataFrame(rows, columns=["group", "batch", "advised", "best", "regret"])
@@ -178,7 +178,14 @@ def _of_scenario(name: str) -> pd.DataFrame:
 
 
 def _complete(rows: pd.DataFrame) -> pd.DataFrame:
-    columns = {"group": "", "batch": 1, "steps": np.nan, "top_k": 1, "tok_s": np.nan, "accept_length": np.nan}
+    columns: dict[str, Any] = {
+        "group": "",
+        "batch": 1,
+        "steps": np.nan,
+        "top_k": 1,
+        "tok_s": np.nan,
+        "accept_length": np.nan,
+    }
     full = rows.assign(**{c: v for c, v in columns.items() if c not in rows})
     return full.fillna({"group": "", "top_k": 1}).reset_index(drop=True)
 
