@@ -7,7 +7,7 @@ REAL := $(VENV)/.real
 RAY := $(VENV)/.ray
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
 
-.PHONY: help run test test-ray check format bench gpu-check clean
+.PHONY: help run test test-ray check format bench cases gpu-check clean
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -49,6 +49,9 @@ format: $(READY)  ## Format the code
 bench: $(REAL)  ## Measure speed as ratios within one run; the last line is JSON
 	$(BIN)/python -m tests.bench_real
 	$(BIN)/python -m tests.bench
+
+cases: $(READY)  ## Fit a third of every public table, predict the rest, write reports/public_cases/
+	$(BIN)/python -m tests.public_cases
 
 gpu-check:  ## On a machine with a GPU: measure costs, check losslessness, write gpu/
 	$(PYTHON) -m adasim.real.gpu_check --out gpu

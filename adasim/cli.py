@@ -9,6 +9,7 @@ import typer
 
 from adasim import __version__
 from adasim.calibration_commands import calibrate_command, profile_command
+from adasim.fit_command import fit_command
 from adasim.import_commands import import_command
 from adasim.options import (
     BAD_INPUT,
@@ -148,6 +149,7 @@ app.command(name="tune")(tune_command)
 app.command(name="sensitivity")(sensitivity_command)
 app.command(name="profile")(profile_command)
 app.command(name="calibrate")(calibrate_command)
+app.command(name="fit")(fit_command)
 app.command(name="import")(import_command)
 
 train_app = typer.Typer(

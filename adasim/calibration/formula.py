@@ -14,8 +14,13 @@ class FormulaCost(FittedCost):
 
     The last term is a mixture of experts: every token touches the share ``expert_share`` of them, and the weights of
     all that any token touched are read once. With independent tokens the share is top_experts / experts; neighbouring
-    tokens route alike, so a fitted share is smaller. Per request: KV reads and host work. Context is not a term:
-    good for the context it was fitted at. ``measured_on``: see :class:`~adasim.calibration.cost.TableCost`.
+    tokens route alike, so a fitted share is smaller. Per request: KV reads and host work, and ``per_context_ms`` for
+    every token of its context; where that is 0, good for the context it was fitted at.
+
+    ``knee_sharpness`` p: weights are read (base and experts) while tokens are computed, (weights^p + computed^p)^(1/p).
+    1 is the sum, one after the other; the larger, the flatter before the knee, where both take equally long.
+
+    ``measured_on``: see :class:`~adasim.calibration.cost.TableCost`.
     """
 
     kind: Literal["formula"] = "formula"
@@ -25,6 +30,8 @@ class FormulaCost(FittedCost):
     per_token_ms: Ms = 0.0
     experts_ms: Ms = 0.0
     expert_share: float = Field(default=1.0, gt=0, le=1)
+    per_context_ms: Ms = 0.0
+    knee_sharpness: float = Field(default=1.0, ge=1, le=64)
     draft: LinearDraft = LinearDraft()
     prefill: LinearPrefill = LinearPrefill()
 
@@ -32,8 +39,9 @@ class FormulaCost(FittedCost):
         """The formula."""
         self._check_range(tokens)
         touched = 1 - (1 - self.expert_share) ** tokens
-        ms = self.base_ms + self.per_request_ms * batch + self.per_token_ms * tokens + self.experts_ms * touched
-        return ms / 1e3
+        weights, computed, p = self.base_ms + self.experts_ms * touched, self.per_token_ms * tokens, self.knee_sharpness
+        ms = weights + computed if p == 1 else (weights**p + computed**p) ** (1 / p)
+        return (ms + batch * (self.per_request_ms + self.per_context_ms * context)) / 1e3
 
     def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:
         """See :class:`~adasim.calibration.cost.LinearDraft`."""

@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
+from scipy.special import expit, logit
 
 from adasim.calibration.tree import solve_alpha, tree_survival
 from adasim.errors import InputError
@@ -70,6 +71,27 @@ class Geometric(Curve):
     def survival(self, max_draft_len: int) -> FloatArray:
         """alpha^k."""
         return np.power(self.alpha, np.arange(1, max_draft_len + 1), dtype=np.float64)
+
+
+class Fading(Curve):
+    """Chances that change along the chain: logit P(draft j accepted | those before are) = logit(alpha) + slope ln j.
+
+    Below 0 later drafts are accepted less often (EAGLE), above 0 more often (some multi-token prediction layers).
+    """
+
+    kind: Literal["fading"] = "fading"
+    alpha: Annotated[float, Field(gt=0, lt=1)]
+    slope: float = Field(default=0.0, ge=-10, le=10)
+
+    def survival(self, max_draft_len: int) -> FloatArray:
+        """Products of the chances."""
+        return fading(np.array([logit(self.alpha)]), np.array([self.slope]), max_draft_len)[0]
+
+
+def fading(start: FloatArray, slope: FloatArray, draft_len: int) -> FloatArray:
+    """Survival of many :class:`Fading` curves, [n, draft_len]; ``start``: logit of the first chance, ``slope``: [n]."""
+    place = np.log(np.arange(1, draft_len + 1))
+    return np.cumprod(expit(start[:, None] + slope[:, None] * place), axis=1, dtype=np.float64)
 
 
 class Measured(Curve):
@@ -217,4 +239,4 @@ class Hardened(Curve):
         return harden(curve, self.tau / tau(curve))
 
 
-AnyCurve = Annotated[Geometric | Measured | Anchored | Budgets | Tree | Hardened, Field(discriminator="kind")]
+AnyCurve = Annotated[Geometric | Fading | Measured | Anchored | Budgets | Tree | Hardened, Field(discriminator="kind")]

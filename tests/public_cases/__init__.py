@@ -1,0 +1,1 @@
+"""Tables that others published: fitted on a third of their rows, held against the rest."""
