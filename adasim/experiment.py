@@ -6,6 +6,7 @@ import platform
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -146,7 +147,9 @@ def failure(trial: Trial, error: Exception) -> Failure:
 def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> None:
     """Run a trial, whose scenario is ``scenario``, and write its records and metrics into ``folder``."""
     open_loop, until_last_arrival = scenario.workload.clients is None, scenario.measure.until_last_arrival
+    began_s = time.time()
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
+    clock = [began_s, time.time()]
     found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=until_last_arrival)
     warmup = scenario.warmup_requests
     if scenario.measure.warmup_requests == "mser5" and found is not None:
@@ -180,7 +183,7 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     window = [part.start_s, part.end_s]
     facts = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
     if (engine := _identity(scenario)) is not None:
-        facts["engine"] = engine
+        facts |= {"engine": engine, "clock": clock}  # Unix seconds: when it ran, to find what ran beside it
     write_atomic(folder / "trial.json", to_json(facts))
 
 
@@ -255,7 +258,11 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
     manifest = {
         "made_by": command,
         "scenario": plan.scenario.model_dump(mode="json"),
-        "trials": [{"key": t.key, "policy": t.policy, "seed": t.seed, "point": t.point} for t in plan.trials],
+        "trials": [
+            {"key": t.key, "policy": t.policy, "seed": t.seed, "point": t.point}
+            | ({} if t.repeat is None else {"repeat": t.repeat})
+            for t in plan.trials
+        ],
         "finished": finished,
         "notes": [*plan.notes, *notes],
         "files": plan.files,

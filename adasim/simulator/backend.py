@@ -44,6 +44,7 @@ class SimBackend(Component):
         profile: name of a packaged profile, or a path.
         drafters: further drafters by name, for policies that choose one (``drafter``).
         adjust: moves the calibrated inputs; see ``adasim sensitivity``.
+        believed: what policies know of time; null = the truth.
         max_draft_len: drafts of a full block (block - 1).
         max_running_requests: one limit for every policy.
         ragged: pack different verify lengths; false pads everybody to the longest.
@@ -61,6 +62,7 @@ class SimBackend(Component):
     acceptance: AnyAcceptance | None = None
     drafters: dict[str, DraftModel] = Field(default_factory=dict)
     adjust: Adjust | None = None
+    believed: AnyCost | None = None
     max_draft_len: int = Field(default=15, ge=1)
     max_running_requests: int = Field(default=256, ge=1)
     ragged: bool = True
@@ -157,7 +159,7 @@ class SimBackend(Component):
             captured_lens=tuple(cost.captured_lens or ()),
             lag_steps=self.lag_steps,
             provides=frozenset(provides),
-            cost=cost,
+            cost=self.believed or cost,
             drafters=frozenset(self._drafters()),
         )
 
@@ -305,7 +307,7 @@ class _Source:
     def __init__(self, env: simpy.Environment, workload: Workload, requests: list[Request], admission: Admission) -> None:
         self.env, self.clients, self.admission = env, workload.clients, admission
         self.requests, self.sent, self.finished = requests, 0, 0
-        self.drain = workload.drain if isinstance(workload, Closed) else True
+        self.drain = getattr(workload, "drain", True)
         self.over = env.event()
         self.watchers: list[Callable[[Finished], None]] = []
 

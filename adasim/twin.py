@@ -1,0 +1,133 @@
+"""The simulated twin of a real run: the same engine limits, and the requests as they were served."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+from pydantic import PrivateAttr
+
+from adasim.backends import AnyBackend
+from adasim.calibration.adjust import Adjust
+from adasim.calibration.profile import Profile
+from adasim.errors import InputError
+from adasim.policies.base import Policy
+from adasim.records import Records
+from adasim.scenario import Scenario
+from adasim.simulator.backend import SimBackend
+from adasim.types import Request
+from adasim.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LIMITS = ("max_running_requests", "lag_steps", "max_prefill_tokens", "chunked_prefill", "ragged", "kv", "scheduler")
+
+
+class Served(Workload):
+    """Requests that are known one by one: the same ones for every seed, which then stands for luck alone."""
+
+    kind: Literal["served"] = "served"
+    concurrency: int | None = None
+    drain: bool = True
+    _requests: list[Request] = PrivateAttr(default_factory=list)
+
+    @classmethod
+    def of(cls, workload: Workload, requests: Sequence[Request]) -> Self:
+        """``requests``, sent as ``workload`` sends its own."""
+        drain = bool(getattr(workload, "drain", True))
+        made = cls(domains=workload.domains, concurrency=workload.clients, drain=drain)
+        made._requests = list(requests)
+        return made
+
+    @property
+    def clients(self) -> int | None:
+        """Those of the real workload."""
+        return self.concurrency
+
+    def generate(self, seed: int) -> list[Request]:
+        """All of them, whatever the seed."""
+        return list(self._requests)
+
+
+def as_served(requests: "pd.DataFrame", workload: Workload) -> list[Request]:
+    """The requests of a recorded run: its prompt lengths, and the output it gave where the model ended early.
+
+    Args:
+        requests: ``RequestRecord`` columns.
+        workload: what the run was asked for.
+    """
+    number = {name: i for i, name in enumerate(workload.domain_names)}
+    finished = requests["status"] == "finished"
+    lengths = requests["output_len"].where(~finished, requests["tokens"]).clip(lower=1)
+    arrivals = requests["arrival_s"].fillna(0.0) if workload.clients is None else requests["arrival_s"] * 0
+    columns = requests["request"], requests["domain"].map(number), requests["prompt_len"], lengths, arrivals.fillna(0.0)
+    rows = zip(*(c.tolist() for c in columns), strict=True)
+    return [Request(int(i), int(d), int(p), int(o), float(t)) for i, d, p, o, t in rows]
+
+
+def twin_of(backend: AnyBackend, profile: Profile) -> SimBackend:
+    """A simulated engine with the limits of ``backend`` and the models of ``profile``.
+
+    Policies believe of time what they believe on the real engine, right or wrong.
+
+    Raises:
+        InputError: the engine trains its drafter, and the profile does not know how it learns.
+    """
+    caps = backend.caps()
+    given: dict[str, Any] = {name: getattr(backend, name) for name in LIMITS if hasattr(backend, name)}
+    sim = SimBackend(
+        cost=profile.cost,
+        acceptance=profile.acceptance,
+        drafters=profile.drafters,
+        max_draft_len=caps.max_draft_len,
+        **given,
+    )
+    own: dict[str, Any] = {"believed": caps.cost, "learning": _learning(backend, profile)}
+    own |= {name: getattr(backend, name) for name in ("predictor", "alarm") if hasattr(backend, name)}
+    return sim.model_copy(update=own)
+
+
+def _learning(backend: AnyBackend, profile: Profile) -> Any:
+    """How the drafter of the twin learns; None where it stays as it is."""
+    if isinstance(backend, SimBackend):
+        return backend.learning
+    opd = getattr(backend, "opd", None)
+    if opd is None or not opd.enabled:
+        return None
+    learning = getattr(profile, "learning", None)
+    if learning is None:
+        raise InputError(f"profile {profile.name}: the engine trains its drafter, and the profile does not know how it learns")
+    return learning
+
+
+@dataclass(frozen=True, slots=True)
+class Twin:
+    """A real run's scenario, ready to be simulated with other luck or other models."""
+
+    backend: SimBackend
+    workload: Served
+    policy: Policy
+
+    @classmethod
+    def of(cls, scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> "Twin":
+        """The twin of the run of ``scenario`` (one policy) that served ``requests``."""
+        workload = Served.of(scenario.workload, requests)
+        return cls(twin_of(scenario.backend, profile), workload, scenario.policies[0])
+
+    def run(self, luck: int) -> Records:
+        """Simulate it once, with that seed of luck."""
+        return self.backend.run(self.workload, self.policy, luck)
+
+    def with_(self, **fields: Any) -> "Twin":
+        """The same with other fields of its backend, like ``adjust`` or ``acceptance``."""
+        return replace(self, backend=self.backend.model_copy(update=fields))
+
+    def moved(self, name: str, value: float) -> "Twin":
+        """The same with one calibrated input moved; see :class:`Adjust`. Policies go on believing what they believed."""
+        return self.with_(adjust=Adjust.model_validate({name: value}))
+
+
+def luck_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of luck for the twins of the run of ``seed``: apart from each other, and from those of other runs."""
+    return np.random.default_rng([seed, 77]).integers(0, 2**31, size=count).tolist()
