@@ -76,6 +76,22 @@ class GapRecord(NamedTuple):
     chunks: int
 
 
+class RoundRecord(NamedTuple):
+    """One request in one round: what calibration needs beyond the counts of ``BlockRecord``."""
+
+    step: int
+    request: int
+    domain: str
+    position: int  # output tokens given before it
+    context: int  # tokens known before it, the anchor counted
+    draft_len: int
+    verify_len: int
+    accepted: int
+    accept_len: float  # what the length head reported, tokens with the anchor counted; NaN: nobody asked
+    whole: bool  # drawn by chance to be drafted and verified in full, whatever the policy said
+    draft_version: int
+
+
 class VersionRecord(NamedTuple):
     """One simulated drafter version in one domain; 0 = as loaded. Times are NaN where it did not get that far."""
 
@@ -121,10 +137,11 @@ class Records:
     last_arrival_s: float
     notes: list[str] = field(default_factory=list)  # what a report must say: extrapolations, estimates
     versions: "pd.DataFrame | None" = None  # VersionRecord columns, where the drafter learns
+    rounds: "pd.DataFrame | None" = None  # RoundRecord columns, where rounds are recorded
 
     def write(self, folder: Path) -> None:
         """One Parquet file a table, the same bytes for the same records."""
-        for name in ("steps", "requests", "blocks", "gaps", "events", "versions"):
+        for name in ("steps", "requests", "blocks", "gaps", "events", "versions", "rounds"):
             table = getattr(self, name)
             if table is not None:
                 table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
@@ -139,7 +156,7 @@ def table(kind: type[NamedTuple], columns: Iterable[Sequence[object] | NDArray[A
     """The same from one column per field of ``kind``."""
     import pandas as pd
 
-    types: dict[object, Any] = {int: np.int64, float: np.float64, str: "str"}
+    types: dict[object, Any] = {int: np.int64, float: np.float64, str: "str", bool: np.bool_}
     return pd.DataFrame(
         {
             name: pd.Series(column, dtype=types[kind.__annotations__[name]])

@@ -58,6 +58,18 @@ def test_speculation_gives_the_text_of_plain_decoding(drafter: Path) -> None:
         assert (records.requests["status"] == "finished").all()
 
 
+def test_every_round_is_recorded(drafter: Path) -> None:
+    fast = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter))
+    records = fast.run(workload(), Head(), seed=1)
+    rounds = records.rounds
+    assert rounds is not None
+    assert len(rounds) == records.requests["rounds"].sum()
+    decided = rounds["accept_len"].round().clip(1, rounds["draft_len"] + 1)
+    assert (rounds["verify_len"] == decided).all()
+    for _, mine in rounds.groupby("request"):
+        assert (mine["position"].diff().iloc[1:] == mine["accepted"].to_numpy()[:-1] + 1).all()
+
+
 def test_policies_that_ask_for_time_run_with_a_cost_model(drafter: Path) -> None:
     fast = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), cost=RooflineCost())
     expected = TorchBackend(target="random-tiny", dtype="float32").serve(workload(), Off(), seed=1)[1]

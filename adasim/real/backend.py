@@ -197,7 +197,7 @@ class TorchBackend(Component):
         self._check_lengths(requests, target.arch.max_context)
         caps = self.caps()
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
-        recorder = Recorder(workload.domain_names, caps.block)
+        recorder = Recorder(workload.domain_names, caps.block, rounds=True)
         with self._distiller(start, target, workload.domain_names, _folder_name(f"{policy.label}-{seed}")) as distiller:
             began = time.perf_counter()
             engine = Engine(

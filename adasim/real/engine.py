@@ -160,6 +160,11 @@ class Engine:
             self._append(index, new[: int(batch.want[row] - batch.done[row])])
         run = np.array([v.accepted for v in verdicts], dtype=np.int64)
         now, queued, used = self.clock(), len(self.admission.queue), self.admission.pool.used
+        if self.recorder.rounds is not None:
+            self.recorder.rounds.add(
+                view.step, view.request_ids, self.admission.lives, draft_lens, verify_lens, run, proposal.accept_len,
+                whole, self.recorder.draft_version,
+            )  # fmt: skip
         self.admission.land(view.request_ids, draft_lens, verify_lens, run, now, self.recorder)
         self.admission.lives.draft_version[view.request_ids] = self.recorder.draft_version
         outcome = StepOutcome(

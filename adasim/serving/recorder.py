@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from adasim.kernels import kernels
 from adasim.records import BlockRecord, EventRecord, GapRecord, Records, RequestRecord, StepRecord, frame, table
 from adasim.serving.lives import STATUS, Lives
+from adasim.serving.rounds import Rounds
 from adasim.types import FloatArray, IntArray
 
 if TYPE_CHECKING:
@@ -53,12 +54,14 @@ class Recorder:
     Args:
         domains: names, indexed by the requests' ``domain``.
         block: positions of a full block, the anchor counted.
+        rounds: take every request of every round down.
     """
 
-    def __init__(self, domains: Sequence[str], block: int) -> None:
+    def __init__(self, domains: Sequence[str], block: int, *, rounds: bool = False) -> None:
         self.domains = domains
         self.steps = Rows(StepRecord)
         self.events: list[EventRecord] = []
+        self.rounds = Rounds() if rounds else None
         self._gaps = Rows(GapRecord)
         self._shape = (len(domains), block + 1, block)
         self._blocks: dict[int, IntArray] = {}  # by drafter version
@@ -107,4 +110,5 @@ class Recorder:
             self._gaps.frame(),
             frame(EventRecord, self.events),
             self.last_arrival_s,
+            rounds=None if self.rounds is None else self.rounds.frame(self.domains),
         )  # fmt: skip

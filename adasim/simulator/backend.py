@@ -54,6 +54,7 @@ class SimBackend(Component):
         predictor: guesses output lengths for schedulers that ask; null = such schedulers are refused.
         learning: online distillation of the drafter; null = it stays as loaded.
         alarm: watches tau; null = nobody does.
+        rounds: record every request of every round, as the torch engine does.
     """
 
     kind: Literal["sim"] = "sim"
@@ -74,6 +75,7 @@ class SimBackend(Component):
     predictor: LengthPredictor | None = None
     learning: Learning | None = None
     alarm: Alarm | None = None
+    rounds: bool = False
     _profile: Profile | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
@@ -217,7 +219,7 @@ class SimBackend(Component):
         cost, acceptance, max_draft_len = self._with(policy.drafter)
         driver = PolicyDriver(policy, self.caps(policy.drafter))
         luck = self._luck(acceptance, max_draft_len, requests, domains, seed)
-        recorder = Recorder(domains, max_draft_len + 1)
+        recorder = Recorder(domains, max_draft_len + 1, rounds=self.rounds)
         predicted = self.predictor.predict(requests, seed) if self.predictor else None
         admission = Admission(requests, luck.base, self.scheduler, self.kv, driver.caps, predicted)
         env = simpy.Environment()

@@ -139,6 +139,12 @@ class Engine:
         queued, used = len(admission.queue), admission.pool.used
         yield self.env.timeout(seconds.total)
 
+        if self.recorder.rounds is not None:
+            whole = self.trainer.labels.whole(verify_lens) if self.trainer is not None else None
+            self.recorder.rounds.add(
+                view.step, ids, admission.lives, draft_lens, verify_lens, run, draft.accept_len, whole,
+                self.recorder.draft_version,
+            )  # fmt: skip
         accepted, emitted = admission.land(ids, draft_lens, verify_lens, run, self.env.now, self.recorder)
         if self._listens:
             n = len(view)

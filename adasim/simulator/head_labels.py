@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adasim.calibration.labels import HeadLearning, labels
 from adasim.simulator.learning import Sample
@@ -33,11 +34,15 @@ class HeadLabels:
         self._whole = self._rng.random(len(verify_lens)) < self.learning.full_verify_share
         return np.where(self._whole, draft_lens + 1, verify_lens)
 
+    def whole(self, verify_lens: IntArray) -> NDArray[np.bool_] | None:
+        """Who of the round under way was drawn to be verified in full, and is, [n]; None = nobody is drawn."""
+        return self._whole & (verify_lens == self.block) if self.learning.full_verify_share else None
+
     def note(self, requests: IntArray, run: IntArray, said: FloatArray, verify_lens: IntArray) -> None:
         """A round: L, what the head said less its level, and what was verified, [n] each."""
         told = labels(self.learning.label, run, verify_lens, self.block)
         if self.learning.label == "full_verify":
-            whole = self._whole & (verify_lens == self.block)  # by chance: where a policy chose it, L tends to be long
+            whole = self.whole(verify_lens)  # by chance: where a policy chose it, L tends to be long
             requests, said, told = requests[whole], said[whole], told[whole]
         self._told[requests] += told
         self._said[requests] += said
