@@ -41,7 +41,7 @@ def cells_of(
         uncertain: what the profile's uncertainty moves, relative, by cell and metric.
     """
     keys, rows = ["policy", *point], []
-    simulated = {key: part for key, part in predicted.groupby(keys, sort=False)}
+    simulated = dict(list(predicted.groupby(keys, sort=False)))
     for key, real in measured.groupby(keys, sort=False):
         if (sim := simulated.get(key)) is None:
             continue
@@ -51,10 +51,15 @@ def cells_of(
             here, there = _logs(real, metric), _logs(sim, metric)
             row |= {f"measured_{metric}": _exp(here.mean()), f"predicted_{metric}": _exp(there.mean())}
             row[f"error_{metric}"] = _exp(there.mean() - here.mean()) - 1
-            row[f"measured_{metric}_hw"] = t_interval(here.groupby(real["seed"]).mean().to_numpy()).half_width
+            row[f"measured_{metric}_hw"] = t_interval(
+                here.groupby(real["seed"]).mean().to_numpy(dtype=np.float64)
+            ).half_width
             luck = there.groupby(sim["seed"]).var(ddof=1).mean() / row["repeats"]
             moved = uncertain.get(key, {}).get(metric, 0.0)
             row[f"predicted_{metric}_hw"] = sqrt((NORMAL**2 * luck if luck > 0 else 0.0) + moved**2)
+        row["cell"] = ", ".join(
+            f"{k.rsplit('.', 1)[-1]} {v}" if k != "policy" else f"{v}" for k, v in zip(keys, key, strict=True)
+        )
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -109,11 +114,11 @@ def errors_of(cells: pd.DataFrame) -> pd.DataFrame:
         error = held[f"error_{metric}"].dropna()
         if error.empty:
             continue
-        worst = held.loc[error.abs().idxmax()]
+        at = int(error.abs().to_numpy().argmax())
         rows.append(
             {
                 "metric": metric, "cells": len(error), "mean_abs": error.abs().mean(), "bias": error.mean(),
-                "worst": error[worst.name], "worst_cell": worst["cell"],
+                "worst": error.iloc[at], "worst_cell": held["cell"].loc[error.index].iloc[at],
             }
         )  # fmt: skip
     return pd.DataFrame(rows)
@@ -178,9 +183,9 @@ def crossover_of(cells: pd.DataFrame, x: str | None, facets: Sequence[str]) -> p
         return pd.DataFrame()
     rows = []
     for key, part in cells[~cells["reference"]].groupby(["policy", *facets], sort=False):
-        part = part.sort_values(x)
-        grid = part[x].tolist()
-        first = [_first_below(part[f"{arm}_throughput_ratio"].tolist()) for arm in ("measured", "predicted")]
+        rising = part.sort_values(x)
+        grid = rising[x].tolist()
+        first = [_first_below(rising[f"{arm}_throughput_ratio"].tolist()) for arm in ("measured", "predicted")]
         if len(grid) < 2:
             continue
         named = [grid[i] if i < len(grid) else None for i in first]
@@ -215,8 +220,9 @@ def bars_of(
     """Every limit of the scenario, held against what was found."""
     found = {str(row["metric"]): row for _, row in errors.iterrows()}
     repeats = 0.0 if isnan(noise.repeat) else limits.repeat_factor * noise.repeat
+    mean = max(limits.throughput_mae, repeats)
     asked = [
-        ("throughput over plain decoding, mean error", "throughput_ratio", "mean_abs", max(limits.throughput_mae, repeats)),
+        ("throughput over plain decoding, mean error", "throughput_ratio", "mean_abs", mean),
         ("throughput over plain decoding, worst cell", "throughput_ratio", "worst", limits.throughput_worst),
         ("tau, mean error", "tau", "mean_abs", limits.tau),
         ("median TPOT over plain decoding, mean error", "tpot_p50_ratio", "mean_abs", limits.tpot_p50),

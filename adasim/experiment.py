@@ -261,6 +261,7 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "trials": [
             {"key": t.key, "policy": t.policy, "seed": t.seed, "point": t.point}
             | ({} if t.repeat is None else {"repeat": t.repeat})
+            | ({} if t.fields == t.point else {"fields": t.fields})
             for t in plan.trials
         ],
         "finished": finished,

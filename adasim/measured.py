@@ -72,19 +72,17 @@ class Run:
             raise InputError(f"{folder}: has no {', '.join(lacking)}")
         facts = json.loads((folder / "trial.json").read_text())
         start, end = facts.get("clock") or (nan, nan)
-        by = "arrival" if trial.scenario().workload.clients is None else "finish"
-        window = Window(*facts["window"], by)  # type: ignore[arg-type]
+        first, last = facts["window"]
+        window = Window(first, last, "arrival" if trial.scenario().workload.clients is None else "finish")
         return cls(trial, folder, (start + end) / 2, window, facts.get("engine"), tuple(facts.get("notes", ())))
 
     def records(self) -> Records:
         """Its tables, those that are optional where they are."""
-        tables = {name: pd.read_parquet(self.folder / f"{name}.parquet") for name in TABLES}
-        more = {
-            name: pd.read_parquet(path)
-            for name in ("versions", "rounds")
-            if name in Records.__dataclass_fields__ and (path := self.folder / f"{name}.parquet").is_file()
-        }
-        return Records(**tables, last_arrival_s=float(tables["requests"]["arrival_s"].max()), **more)
+        steps, requests, blocks, gaps, events = (pd.read_parquet(self.folder / f"{name}.parquet") for name in TABLES)
+        path = self.folder / "rounds.parquet"
+        rounds = pd.read_parquet(path) if path.is_file() else None
+        last_s = float(requests["arrival_s"].max())
+        return Records(steps, requests, blocks, gaps, events, last_s, rounds=rounds)
 
     @property
     def place(self) -> tuple[object, ...]:

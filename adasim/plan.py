@@ -37,6 +37,7 @@ class Trial:
     base: Path  # folder against which the configuration's file names resolve
     digests: tuple[str, ...] = ()  # of the files that its inputs come from
     repeat: int | None = None
+    fields: dict[str, Any] = field(default_factory=dict)  # what the point sets
 
     @property
     def key(self) -> str:
@@ -191,7 +192,9 @@ def expand(config: dict[str, Any], base: Path, *, searching: bool = False) -> Pl
             found |= {p: place for p in error.problems if p not in found}
             continue
         found |= {p: place for p in _check(scenario) if p not in found}
-        trials += [Trial(p.label, point, seed, at, base) for p in scenario.policies for seed in scenario.seeds]
+        trials += [
+            Trial(p.label, point, seed, at, base, fields=fields) for p in scenario.policies for seed in scenario.seeds
+        ]
     problems += [f"sweep ({place}): {problem}" if place else problem for problem, place in found.items()]
     if problems:
         raise InputError(*problems[:MAX_PROBLEMS])

@@ -51,14 +51,17 @@ def pairs_of(runs: Sequence[Run], profile: Profile) -> list[tuple[Run, Pair]]:
         if _plain(run):
             continue
         scenario = run.trial.scenario()
-        policy = Twin.of(scenario, profile, as_served(pd.read_parquet(run.folder / "requests.parquet"), scenario.workload))
         beside = plain.get(run.place)
-        if beside is None:
-            continue
-        off = beside.trial.scenario()
-        served = as_served(pd.read_parquet(beside.folder / "requests.parquet"), off.workload)
-        found.append((run, Pair(scenario, policy, Twin.of(off, profile, served))))
+        if beside is not None:
+            twins = [_twin(r, profile) for r in (run, beside)]
+            found.append((run, Pair(scenario, *twins)))
     return found
+
+
+def _twin(run: Run, profile: Profile) -> Twin:
+    scenario = run.trial.scenario()
+    requests = pd.read_parquet(run.folder / "requests.parquet")
+    return Twin.of(scenario, profile, as_served(requests, scenario.workload))
 
 
 def _plain(run: Run) -> bool:

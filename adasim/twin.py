@@ -97,7 +97,9 @@ def _learning(backend: AnyBackend, profile: Profile) -> Any:
         return None
     learning = getattr(profile, "learning", None)
     if learning is None:
-        raise InputError(f"profile {profile.name}: the engine trains its drafter, and the profile does not know how it learns")
+        raise InputError(
+            f"profile {profile.name}: the engine trains its drafter; the profile does not know how it learns"
+        )
     return learning
 
 

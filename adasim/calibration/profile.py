@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError
 from adasim.calibration.acceptance import AnyAcceptance
 from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.draft_model import DraftModel
+from adasim.calibration.fitted_on import FittedRun
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.explain import explain
@@ -38,6 +39,7 @@ class Profile(Component):
     acceptance: AnyAcceptance
     drafters: dict[str, DraftModel] = Field(default_factory=dict)
     uncertainty: Uncertainty = Uncertainty()
+    fitted_on: list[FittedRun] = Field(default_factory=list)
 
     @classmethod
     def load(cls, name: str) -> Self:
