@@ -51,9 +51,8 @@ def cells_of(
             here, there = _logs(real, metric), _logs(sim, metric)
             row |= {f"measured_{metric}": _exp(here.mean()), f"predicted_{metric}": _exp(there.mean())}
             row[f"error_{metric}"] = _exp(there.mean() - here.mean()) - 1
-            row[f"measured_{metric}_hw"] = t_interval(
-                here.groupby(real["seed"]).mean().to_numpy(dtype=np.float64)
-            ).half_width
+            repeats = np.array(here.groupby(real["seed"]).mean().to_list(), dtype=np.float64)
+            row[f"measured_{metric}_hw"] = t_interval(repeats).half_width
             luck = there.groupby(sim["seed"]).var(ddof=1).mean() / row["repeats"]
             moved = uncertain.get(key, {}).get(metric, 0.0)
             row[f"predicted_{metric}_hw"] = sqrt((NORMAL**2 * luck if luck > 0 else 0.0) + moved**2)

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
-from scipy.special import log_ndtr
 
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Adjust
@@ -91,27 +90,32 @@ def own_acceptance(blocks: pd.DataFrame, model: CurveAcceptance, max_draft_len: 
     return model.model_copy(update={"curves": model.curves | curves, **off})
 
 
-def own_head(records: Records, head: HeadQuality) -> HeadQuality | None:
+def own_head(records: Records, head: HeadQuality, survival: Mapping[str, FloatArray]) -> HeadQuality | None:
     """Bias and noise of the length head's reports, by maximum likelihood; None: too few.
 
-    A report misses L by a normal error. Where all that was verified was accepted, L may be larger, and the error is only
-    known to be at most what it seems (Tobit 1958): rounds that a head cut short are such.
+    A report misses L by a normal error. Where all that was verified was accepted, L is only known to be at least that;
+    how likely each L is, is in ``survival`` by domain, [K] each. What a policy cut by the report itself does no harm:
+    the likelihood is that of the report and of what was seen.
     """
     rounds = records.rounds
     if rounds is None or rounds.empty:
         return None
-    known = rounds[rounds["accept_len"].notna()]
-    sure = ((known["accepted"] < known["verify_len"] - 1) | (known["accepted"] == known["draft_len"])).to_numpy()
-    if sure.sum() < LEAST_REPORTS:
+    known = rounds[rounds["accept_len"].notna() & (rounds["draft_len"] > 0) & rounds["domain"].isin(list(survival))]
+    if len(known) < LEAST_REPORTS:
         return None
-    miss = (known["accept_len"] - 1 - known["accepted"]).to_numpy(dtype=float)
+    mass = {d: -np.diff(np.concatenate([[1.0], curve, [0.0]])) for d, curve in survival.items()}  # P(L = l), l = 0..K
+    prior = np.stack([mass[d] for d in known["domain"]])
+    lengths = np.arange(prior.shape[1])
+    accepted = known["accepted"].to_numpy()[:, None]
+    open_end = (known["accepted"] == known["verify_len"] - 1).to_numpy()[:, None]
+    prior = np.where(open_end, lengths >= accepted, lengths == accepted) * prior
+    miss = known["accept_len"].to_numpy(dtype=float)[:, None] - 1 - lengths
 
     def unlikely(told: FloatArray) -> float:
-        z = (miss - told[0]) / np.exp(told[1])
-        return float((z[sure] ** 2 / 2 + told[1]).sum() - log_ndtr(z[~sure]).sum())
+        density = np.exp(-(((miss - told[0]) / np.exp(told[1])) ** 2) / 2 - told[1])
+        return -float(np.log((density * prior).sum(axis=1) + 1e-300).sum())
 
-    start = [float(miss[sure].mean()), log(max(float(miss[sure].std()), 0.05))]
-    bias, spread = minimize(unlikely, start, method="Nelder-Mead").x
+    bias, spread = minimize(unlikely, [head.bias, log(head.noise)], method="Nelder-Mead").x
     told = {"bias": float(np.clip(bias, -30, 30)), "noise": float(np.clip(np.exp(spread), 0.05, 30))}
     return HeadQuality.model_validate(head.model_dump() | told)
 
@@ -172,11 +176,13 @@ class Attribution:
             if part in own.model_fields_set | plain.model_fields_set:
                 found[part] = (_scaled(part, own), _scaled(part, plain))
         model = twin.backend.calibrated_acceptance
-        blocks = self._blocks(run, records)
+        blocks, head = self._blocks(run, records), None
         if isinstance(model, CurveAcceptance) and (blocks["verify_len"] > 1).any():
             swapped = own_acceptance(blocks, model, twin.backend.max_draft_len)
             found["acceptance"] = (lambda t: t.with_(acceptance=_with_head(swapped, t)), _same)
-        if reads and (head := own_head(records, model.head)) is not None:
+            seen = {d: swapped.survival(d, twin.backend.max_draft_len) for d in records.blocks["domain"].unique()}
+            head = own_head(records, model.head, seen) if reads else None
+        if head is not None:
             found["head"] = (lambda t: t.with_(acceptance=_acceptance(t).model_copy(update={"head": head})), _same)
         return found
 
@@ -226,16 +232,16 @@ def _with_head(model: CurveAcceptance, twin: Twin) -> CurveAcceptance:
 def summary_of(rows: pd.DataFrame) -> pd.DataFrame:
     """A row a part: mean absolute error before, with it swapped, and how much that removes; the largest first.
 
-    Errors are of cells: logarithms are averaged over repeats first, so that luck does not count as the model's error.
+    Over all cells; one in which a part could not be swapped keeps its error. Logarithms are averaged over repeats first,
+    so that luck does not count as the model's error.
     """
     keys = [c for c in rows.columns if c not in {"seed", "part", "error"}]
     cells = rows.groupby([*keys, "part"], sort=False)["error"].mean().unstack("part")
     found = []
     for part in (*PARTS, ALL):
         if part in cells:
-            both = cells[["", part]].dropna().abs()
-            before, after = both[""].mean(), both[part].mean()
-            found.append((part, len(both), before, after, before - after))
+            before, after = cells[""].abs().mean(), cells[part].fillna(cells[""]).abs().mean()
+            found.append((part, int(cells[part].notna().sum()), before, after, before - after))
     table = pd.DataFrame(found, columns=["part", "cells", "before", "swapped", "removed"])
     last = table["part"] == ALL
     parts = table[~last].sort_values("removed", ascending=False, kind="stable")

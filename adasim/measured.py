@@ -73,7 +73,7 @@ class Run:
         facts = json.loads((folder / "trial.json").read_text())
         start, end = facts.get("clock") or (nan, nan)
         first, last = facts["window"]
-        window = Window(first, last, "arrival" if trial.scenario().workload.clients is None else "finish")
+        window = Window(first, last, "finish" if trial.config["workload"]["kind"] == "closed" else "arrival")
         return cls(trial, folder, (start + end) / 2, window, facts.get("engine"), tuple(facts.get("notes", ())))
 
     def records(self) -> Records:
@@ -100,37 +100,59 @@ def runs_in(out: Path, blocks: Iterable[Block]) -> list[Run]:
     return found
 
 
-def runs_recorded(folder: Path, plan: Plan, blocks: Sequence[Block]) -> list[Run]:
-    """What a folder of ``adasim record`` or ``validate`` holds of a plan: by policy, point and seed.
+def runs_recorded(folder: Path, plan: Plan) -> list[Run]:
+    """What a folder of ``adasim record`` or ``validate`` holds of a plan, by policy, point and seed; in order of time.
 
     Raises:
-        InputError: no such records, none of this scenario, or made with other settings than the scenario states.
+        InputError: no such records, or made with other settings than the scenario states.
     """
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        rows = {_name(row): row for row in manifest["trials"]}
-        recorded = manifest["scenario"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"--records {folder}: holds no records of adasim ({error})") from error
-    differ = [line for part in ("workload", "backend", "measure") for line in _differ(recorded, plan, part)]
+    manifest = read_manifest(folder)
+    differ = [line for part in ("workload", "backend", "measure") for line in _differ(manifest["scenario"], plan, part)]
     if differ:
-        raise InputError(*(f"--records {folder}: was made with {line}" for line in differ))
-    repeats = sorted({row.get("repeat") for row in rows.values()}, key=lambda r: -1 if r is None else r)
+        raise InputError(*(f"{folder}: was made with {line}" for line in differ))
+    known = {_name(t.policy, t.point, t.seed): t for t in plan.trials}
     found = []
-    for block in blocks:
-        wanted = [replace(block.reference, repeat=r) for r in repeats]
-        for trial in (*wanted, *block.trials):
-            asked = {"policy": trial.policy, "point": trial.point, "seed": trial.seed, "repeat": trial.repeat}
-            row = rows.get(_name(asked))
-            if row is not None and (folder / TRIALS / row["key"] / "trial.json").is_file():
-                found.append(Run.read(trial, folder / TRIALS / row["key"]))
+    for row in manifest["trials"]:
+        trial, place = known.get(_name(row["policy"], row["point"], row["seed"])), folder / TRIALS / row["key"]
+        if trial is not None and (place / "trial.json").is_file():
+            found.append(Run.read(replace(trial, repeat=row.get("repeat")), place))
+    return sorted(found, key=lambda run: 0.0 if np.isnan(run.at_s) else run.at_s)
+
+
+def runs_of(folder: Path) -> list[Run]:
+    """All finished runs of a folder, as its own manifest describes them.
+
+    Raises:
+        InputError: no such records.
+    """
+    manifest, found = read_manifest(folder), []
+    for row in manifest["trials"]:
+        place = folder / TRIALS / row["key"]
+        if (place / "trial.json").is_file():
+            at = row["policy"], row["point"], row["seed"], manifest["scenario"], folder
+            found.append(Run.read(Trial(*at, repeat=row.get("repeat")), place))
     if not found:
-        raise InputError(f"--records {folder}: holds no finished trial with a policy, point and seed of this scenario")
+        raise InputError(f"{folder}: holds no finished trial")
     return found
 
 
-def _name(row: dict[str, Any]) -> str:
-    return json.dumps([row["policy"], row["point"], row["seed"], row.get("repeat")])
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """What was run into a folder.
+
+    Raises:
+        InputError: it holds no records.
+    """
+    try:
+        manifest: dict[str, Any] = json.loads((folder / "manifest.json").read_text())
+        if not {"trials", "scenario", "versions"} <= set(manifest):
+            raise ValueError("not a manifest")
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"{folder}: holds no records of adasim ({error})") from error
+    return manifest
+
+
+def _name(policy: str, point: dict[str, Any], seed: int) -> str:
+    return json.dumps([policy, point, seed])
 
 
 def _differ(recorded: dict[str, Any], plan: Plan, part: str) -> list[str]:

@@ -61,7 +61,9 @@ def pairs_of(runs: Sequence[Run], profile: Profile) -> list[tuple[Run, Pair]]:
 def _twin(run: Run, profile: Profile) -> Twin:
     scenario = run.trial.scenario()
     requests = pd.read_parquet(run.folder / "requests.parquet")
-    return Twin.of(scenario, profile, as_served(requests, scenario.workload))
+    twin = Twin.of(scenario, profile, as_served(requests, scenario.workload))
+    twin.check()
+    return twin
 
 
 def _plain(run: Run) -> bool:

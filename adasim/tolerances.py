@@ -40,9 +40,13 @@ class Validation(Component):
         luck: simulated runs of each measured one, each with luck of its own.
         reference_age_s: how far in time a run and its plain-decoding reference may lie apart.
         pair: runs between two references.
+        false_alarm_runs: mean runs between false alarms of one cost that ``--watch`` watches.
+        false_alarm_requests: mean requests between false alarms of one domain's acceptance.
     """
 
     tolerances: Tolerances = Tolerances()
     luck: int = Field(default=3, ge=2, le=100)
     reference_age_s: float = Field(default=300.0, gt=0)
     pair: int = Field(default=2, ge=1, le=100)
+    false_alarm_runs: float = Field(default=1000.0, ge=10)
+    false_alarm_requests: float = Field(default=5000.0, ge=10)

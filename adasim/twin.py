@@ -117,6 +117,15 @@ class Twin:
         workload = Served.of(scenario.workload, requests)
         return cls(twin_of(scenario.backend, profile), workload, scenario.policies[0])
 
+    def check(self) -> None:
+        """Refuse what the profile's models do not cover.
+
+        Raises:
+            InputError: all problems.
+        """
+        self.backend.check_policy(self.policy)
+        self.backend.check_workload(self.workload, 0)
+
     def run(self, luck: int) -> Records:
         """Simulate it once, with that seed of luck."""
         return self.backend.run(self.workload, self.policy, luck)

@@ -60,7 +60,7 @@ def validate_command(
     from adasim.errors import InputError
 
     if floor is not None:
-        _floor(*floor, as_json=as_json)
+        _floor(*floor, out, as_json=as_json)
         return
     if scenario is None or profile is None:
         raise InputError("validate: give a scenario and --profile P.yaml, or --floor A B")
@@ -145,7 +145,7 @@ def _validate(
         notes += more
         runs, left = runs_in(out, blocks), sum(len(missing(b, out)) for b in blocks)
     else:
-        runs = runs_recorded(records, plan, blocks)
+        runs = runs_recorded(records, plan)
         keys = {(r.trial.policy, *r.place) for r in runs}
         left = sum((t.policy, *t.point.values(), t.seed) not in keys for b in blocks for t in b.trials)
         engines = [EngineIdentity.model_validate(r.engine) for r in runs if r.engine is not None]
@@ -257,12 +257,54 @@ def _show(
     show_errors(lines)
 
 
-def _floor(first: Path, second: Path, *, as_json: bool) -> None:
-    raise NotImplementedError
+def _floor(first: Path, second: Path, out: Path | None, *, as_json: bool) -> None:
+    from adasim.files import write_atomic
+    from adasim.floor import compare, says_of, summary_of
+    from adasim.screen import show_facts
+
+    moved, notes = compare(first, second)
+    table = summary_of(moved)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for name, part in (("floor", table), ("floor_cells", moved)):
+            write_atomic(out / f"{name}.csv", part.to_csv(index=False, lineterminator="\n"))
+    show_facts([*says_of(table), *notes], {"floor": table, "cells": moved}, as_json=as_json, shown="floor")
 
 
 def _watch(
     folder: Path, scenario: str, profile: str, settings: list[str], *, once: bool, poll_s: float, force: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    raise NotImplementedError
+    """Hold every run of a folder against the profile as it appears; with ``once``, those that are there."""
+    from time import sleep
+
+    from adasim.identity import EngineIdentity
+    from adasim.measured import runs_recorded
+    from adasim.screen import show_facts
+    from adasim.validation import check_engine
+    from adasim.watch import Moved, Watcher, in_words
+
+    plan, knows = plan_of(scenario, settings, profile)
+    watcher, seen, moved = Watcher(knows, plan.scenario.validation), set[str](), list[Moved]()
+    while True:
+        for run in runs_recorded(folder, plan):
+            if run.folder.name in seen:
+                continue
+            seen.add(run.folder.name)
+            if run.engine is not None:
+                check_engine([EngineIdentity.model_validate(run.engine)], knows, force=force)
+            found = watcher.take(run)
+            moved += found
+            if found and not once:
+                show_facts(in_words(found), {}, as_json=as_json)
+        if once:
+            break
+        sleep(poll_s)
+    rates = plan.scenario.validation
+    quiet = (
+        f"nothing moved in {watcher.runs} runs and {watcher.requests} requests (a false alarm of one part is due every "
+        f"{rates.false_alarm_runs:g} runs at most, of one domain every {rates.false_alarm_requests:g} requests)"
+    )
+    show_facts(in_words(moved) or [quiet], {}, as_json=as_json)
+    if moved:
+        raise typer.Exit(NOT_VALID)
