@@ -128,8 +128,7 @@ def missing(block: Block, out: Path) -> list[Trial]:
 
 def ended_s(trial: Trial, out: Path) -> float:
     """When a run ended, Unix seconds; -inf where nobody wrote it down."""
-    clock = json.loads((out / TRIALS / trial.key / "trial.json").read_text()).get("clock")
-    return float(clock[1]) if clock else float("-inf")
+    return float(json.loads((out / TRIALS / trial.key / "trial.json").read_text()).get("ended_s", float("-inf")))
 
 
 def _done(trial: Trial, out: Path) -> bool:

@@ -149,7 +149,7 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     open_loop, until_last_arrival = scenario.workload.clients is None, scenario.measure.until_last_arrival
     began_s = time.time()
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
-    clock = [began_s, time.time()]
+    ended_s = time.time()
     found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=until_last_arrival)
     warmup = scenario.warmup_requests
     if scenario.measure.warmup_requests == "mser5" and found is not None:
@@ -181,9 +181,11 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
         write_atomic(folder / "trace.json", trace_events(records))
     batches = metrics.batches(records, part, scenario.slo)
     window = [part.start_s, part.end_s]
-    facts = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
+    facts: dict[str, Any] = {"key": trial.key, "window": window, "notes": notes, "metrics": row, "batches": batches}
+    parts = {"policy": scenario.policies[0], "workload": scenario.workload, "backend": scenario.backend}
+    facts["config"] = {name: part.model_dump(mode="json") for name, part in parts.items()}
     if (engine := _identity(scenario)) is not None:
-        facts |= {"engine": engine, "clock": clock}  # Unix seconds: when it ran, to find what ran beside it
+        facts |= {"engine": engine, "began_s": began_s, "ended_s": ended_s}  # Unix: what ran beside it?
     write_atomic(folder / "trial.json", to_json(facts))
 
 
@@ -261,7 +263,6 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "trials": [
             {"key": t.key, "policy": t.policy, "seed": t.seed, "point": t.point}
             | ({} if t.repeat is None else {"repeat": t.repeat})
-            | ({} if t.fields == t.point else {"fields": t.fields})
             for t in plan.trials
         ],
         "finished": finished,

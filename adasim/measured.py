@@ -16,6 +16,7 @@ from adasim.errors import InputError
 from adasim.experiment import TRIALS
 from adasim.metrics import Window
 from adasim.plan import Plan, Trial
+from adasim.recorded import read_records
 from adasim.records import Records
 from adasim.scenario import Scenario
 
@@ -24,7 +25,6 @@ PLAIN = (
     "output_tok_s", "tpot_p50_ms", "tpot_p95_ms", "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms", "itl_p99_ms",
     "tau", "verify_tokens_per_round",
 )  # fmt: skip
-TABLES = ("steps", "requests", "blocks", "gaps", "events")
 
 
 def measure(records: Records, part: Window) -> dict[str, float]:
@@ -65,24 +65,21 @@ class Run:
         """The run of ``trial`` that lies in ``folder``.
 
         Raises:
-            InputError: what is missing there.
+            InputError: it cannot be read.
         """
-        lacking = [f"{name}.parquet" for name in TABLES if not (folder / f"{name}.parquet").is_file()]
-        if lacking:
-            raise InputError(f"{folder}: has no {', '.join(lacking)}")
         facts = json.loads((folder / "trial.json").read_text())
-        start, end = facts.get("clock") or (nan, nan)
+        start, end = (float(facts.get(name, nan)) for name in ("began_s", "ended_s"))
         first, last = facts["window"]
         window = Window(first, last, "finish" if trial.config["workload"]["kind"] == "closed" else "arrival")
         return cls(trial, folder, (start + end) / 2, window, facts.get("engine"), tuple(facts.get("notes", ())))
 
     def records(self) -> Records:
-        """Its tables, those that are optional where they are."""
-        steps, requests, blocks, gaps, events = (pd.read_parquet(self.folder / f"{name}.parquet") for name in TABLES)
-        path = self.folder / "rounds.parquet"
-        rounds = pd.read_parquet(path) if path.is_file() else None
-        last_s = float(requests["arrival_s"].max())
-        return Records(steps, requests, blocks, gaps, events, last_s, rounds=rounds)
+        """Its tables.
+
+        Raises:
+            InputError: which tables or columns are missing.
+        """
+        return read_records(self.folder)
 
     @property
     def place(self) -> tuple[object, ...]:

@@ -20,7 +20,8 @@ from adasim.scenario import Cases, Scenario, Value, find_scenario, validate
 
 MAX_PROBLEMS = 20
 Made = TypeVar("Made", bound=BaseModel)
-PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune", "validation")
+PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune", "profile",
+         "validation")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,6 @@ class Trial:
     base: Path  # folder against which the configuration's file names resolve
     digests: tuple[str, ...] = ()  # of the files that its inputs come from
     repeat: int | None = None
-    fields: dict[str, Any] = field(default_factory=dict)  # what the point sets
 
     @property
     def key(self) -> str:
@@ -192,9 +192,7 @@ def expand(config: dict[str, Any], base: Path, *, searching: bool = False) -> Pl
             found |= {p: place for p in error.problems if p not in found}
             continue
         found |= {p: place for p in _check(scenario) if p not in found}
-        trials += [
-            Trial(p.label, point, seed, at, base, fields=fields) for p in scenario.policies for seed in scenario.seeds
-        ]
+        trials += [Trial(p.label, point, seed, at, base) for p in scenario.policies for seed in scenario.seeds]
     problems += [f"sweep ({place}): {problem}" if place else problem for problem, place in found.items()]
     if problems:
         raise InputError(*problems[:MAX_PROBLEMS])

@@ -12,6 +12,7 @@ from adasim.errors import InputError
 from adasim.explain import explain
 from adasim.files import is_file
 from adasim.policies import AnyPolicy
+from adasim.profile_grid import ProfileGrid
 from adasim.reference import Reference
 from adasim.search import Tune
 from adasim.tolerances import Validation
@@ -21,7 +22,7 @@ from adasim.workload import AnyWorkload
 Value = int | float | str | bool | None
 Cases = dict[int | str, dict[str, Any]]  # label -> the fields it sets
 
-UNSWEPT = {"name", "title", "description", "seeds", "sweep", "reference", "assumptions", "tune", "validation"}
+UNSWEPT = {"name", "title", "description", "seeds", "sweep", "reference", "assumptions", "tune", "profile", "validation"}
 
 
 class Measure(Component):
@@ -49,6 +50,7 @@ class Scenario(Component):
         slo: limits that make requests count as goodput.
         tune: what ``adasim tune`` searches.
         validation: what ``adasim validate`` holds predictions to.
+        profile: what ``adasim profile`` measures, where it is not to derive that itself.
         reference: published or measured numbers to print beside the prediction.
         assumptions: what a reader must know about where the inputs are thin.
     """
@@ -65,6 +67,7 @@ class Scenario(Component):
     measure: Measure = Measure()
     tune: Tune | None = None
     validation: Validation = Validation()
+    profile: ProfileGrid | None = None
     reference: Reference | None = None
     assumptions: list[str] = Field(default_factory=list)
 

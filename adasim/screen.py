@@ -2,8 +2,10 @@
 
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,6 +52,25 @@ def progress_bar(total: int, done: int, *, quiet: bool, what: str = "trials") ->
             bar.update(task, rate=f"{ran / seconds:.1f}/s" if seconds else "")
 
         yield advance
+
+
+@contextmanager
+def budget_bar(budget_s: float, *, quiet: bool) -> Iterator[Callable[[str, int], None]]:
+    """A bar over a time budget on standard error; yields a function that tells what is going on, and how much is done.
+
+    Drawn only when told: nothing else runs while something is measured.
+    """
+    columns = (BarColumn(), TimeElapsedColumn(), TextColumn("of {task.fields[budget]}, {task.fields[done]} runs;"),
+               TextColumn("{task.description}"))  # fmt: skip
+    start = time.monotonic()
+    with Progress(*columns, console=Console(stderr=True), disable=quiet, auto_refresh=False) as bar:
+        task = bar.add_task("", total=budget_s, budget=f"{timedelta(seconds=round(budget_s))}", done=0)
+
+        def say(what: str, done: int) -> None:
+            spent_s = min(time.monotonic() - start, budget_s)
+            bar.update(task, completed=spent_s, description=what, done=done, refresh=True)
+
+        yield say
 
 
 def show_tables(story: "Story", tables: "Tables", out: Path) -> None:
@@ -104,9 +125,16 @@ def show_json(plan: "Plan", out: Path, tables: "Tables | None", errors: list[str
 
 
 def show_answer(
-    name: str, out: Path, says: list[str], tables: "dict[str, pd.DataFrame]", errors: list[str], *, as_json: bool
+    name: str,
+    out: Path,
+    says: list[str],
+    tables: "dict[str, pd.DataFrame]",
+    errors: list[str],
+    *,
+    as_json: bool,
+    report: str = "report.html",
 ) -> None:
-    """What a search found: sentences, or one JSON document with its tables."""
+    """What a command found: sentences, or one JSON document with its tables; ``report`` is where to read on."""
     if as_json:
         document: dict[str, Any] = {"scenario": name, "out": str(out), "failed": errors, "answer": says}
         document |= {k: json.loads(t.to_json(orient="records")) for k, t in tables.items()}
@@ -115,7 +143,7 @@ def show_answer(
     console = Console(width=None if sys.stdout.isatty() else 140)
     for line in says:
         console.print(f"• {line}", highlight=False, markup=False)
-    console.print(f"Report: {out / 'report.html'}", highlight=False)
+    console.print(f"Report: {out / report}", highlight=False)
 
 
 def show_facts(says: list[str], tables: "dict[str, pd.DataFrame]", *, as_json: bool, shown: str | None = None) -> None:

@@ -1,6 +1,5 @@
 """The command that holds predictions against real runs."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from adasim.calibration_commands import seconds_of
 from adasim.options import (
     NOT_VALID,
     Json,
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from adasim.plan import Plan
     from adasim.report import Story
     from adasim.validation_report import Findings
-
-BUDGET = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|h)")
-SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def validate_command(
@@ -75,20 +72,6 @@ def validate_command(
     _validate(plan, knows, folder, records, limit, force=force, keep=(resume, overwrite), as_json=as_json)
 
 
-def seconds_of(text: str) -> float:
-    """Seconds of a time like 90s, 40m or 2h.
-
-    Raises:
-        InputError: it is none.
-    """
-    from adasim.errors import InputError
-
-    found = BUDGET.fullmatch(text.strip())
-    if found is None or float(found[1]) == 0:
-        raise InputError(f"--budget {text}: expected a time like 90s, 40m or 2h")
-    return float(found[1]) * SECONDS[found[2]]
-
-
 def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan, Profile]":
     """The plan of a scenario whose policies believe the profile's cost, and the profile.
 
@@ -105,9 +88,9 @@ def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan
 
     def believe(config: dict[str, Any]) -> None:
         backend = config.get("backend")
-        if isinstance(backend, dict) and backend.get("kind") == "torch" and not {"cost", "profile"} & set(backend):
+        if isinstance(backend, dict) and backend.get("kind") == "torch" and backend.get("profile") is None:
+            given.append(backend.pop("cost", None) is not None)
             backend["profile"] = profile
-            given.append(True)
 
     plan = load(scenario, settings, believe)
     if not given:
@@ -119,9 +102,11 @@ def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan
         if trial.policy in asks:
             trials.append(trial)
             continue
-        config = {**trial.config, "backend": {k: v for k, v in trial.config["backend"].items() if k != "profile"}}
+        backend = {k: v for k, v in trial.config["backend"].items() if k != "profile"}
+        config = {**trial.config, "backend": backend}
         trials.append(replace(trial, config=config, digests=tuple(d for d in trial.digests if d != digest)))
-    return replace(plan, trials=trials), knows
+    notes = ["policies that ask for a cost were given the profile's, not backend.cost"] * given[0]
+    return replace(plan, trials=trials, notes=plan.notes + notes), knows
 
 
 def _validate(

@@ -15,6 +15,7 @@ from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.policies.off import Off
 from adasim.policies.oracle import Oracle
+from adasim.policies.probe import Probe, Shape
 from adasim.policies.threshold import Threshold
 from adasim.types import BatchView, DraftView, EngineCaps, IntArray, StepOutcome
 
@@ -238,3 +239,36 @@ def test_feedback_is_late(lag: int, heard: list[int]) -> None:
     for step in range(4):
         driver.observe(outcome(step, batch(1, caps()), ones, ones))
     assert policy.heard == heard
+
+
+def test_probe_visits_every_shape_equally_often_and_the_first_once_more() -> None:
+    shapes = [Shape(draft_len=0, verify_len=1), Shape(draft_len=3, verify_len=4), Shape(draft_len=7, verify_len=8)]
+    driver, orders = PolicyDriver(Probe(shapes=shapes), caps(max_draft_len=7)), []
+    for step in range(1 + 3 * 20):
+        view = batch(2, caps(), step)
+        drafted = driver.draft_lens(view)
+        orders.append((int(drafted[0]), int(driver.verify_lens(view, DraftView(drafted))[0])))
+    pairs = [(s.draft_len, s.verify_len) for s in shapes]
+    assert orders[0] == pairs[0]
+    passes = [orders[i : i + 3] for i in range(1, len(orders), 3)]
+    assert all(sorted(p) == pairs for p in passes)
+    assert len({tuple(p) for p in passes}) == 6  # every order comes up
+
+
+def test_probe_keeps_the_mean_of_ragged_rounds() -> None:
+    for draft_len, verify_len in ((7, 4), (15, 8), (15, 12), (15, 15)):
+        probe = Probe(shapes=[Shape(draft_len=draft_len, verify_len=verify_len, ragged=True)])
+        driver, view = PolicyDriver(probe, caps()), batch(4000, caps())
+        lengths = driver.verify_lens(view, DraftView(driver.draft_lens(view)))
+        assert lengths.mean() == pytest.approx(verify_len, rel=0.03)
+        assert lengths.min() >= 2
+        assert len(set(lengths.tolist())) > 2
+
+
+def test_probe_refuses_what_cannot_be_drafted() -> None:
+    with pytest.raises(InputError, match=r"draft_len 9; the engine drafts 0\.\.7"):
+        PolicyDriver(Probe(shapes=[Shape(draft_len=9, verify_len=2)]), caps(max_draft_len=7))
+    with pytest.raises(ValueError, match="verify_len 5 needs draft_len 4 or more"):
+        Shape(draft_len=3, verify_len=5)
+    with pytest.raises(ValueError, match=r"ragged needs verify_len 3\.\.draft_len"):
+        Shape(draft_len=7, verify_len=8, ragged=True)

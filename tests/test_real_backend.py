@@ -107,7 +107,7 @@ def test_what_cannot_run_is_refused(drafter: Path, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").write_bytes((drafter / "model.safetensors").read_bytes())
     with pytest.raises(InputError, match="made for a target of 30 layers of width 64; random-tiny has 4 layers"):
-        TorchBackend(target="random-tiny", drafter=str(tmp_path)).run(workload(), Off(), 0)
+        TorchBackend(target="random-tiny", drafter=str(tmp_path)).run(workload(), Fixed(verify_len=2), 0)
     with pytest.raises(InputError, match="no prompts for poetry"):
         TorchBackend(target="random-tiny").check_workload(Closed(concurrency=1, requests=1, domains={"poetry": 1.0}), 0)
 

@@ -198,7 +198,7 @@ def test_profiles_name_their_own_problems(tmp_path: Path) -> None:
     bad = tmp_path / "mine.yaml"
     bad.write_text("name: mine\ncost: {kind: tabel}\n")
     found = problems(config(backend={"kind": "sim", "profile": str(bad)}))
-    assert f"backend: {bad}: cost: kind 'tabel'; allowed: table, roofline, formula" in found
+    assert f"backend: {bad}: cost: kind 'tabel'; allowed: table, roofline, formula, pass" in found
     assert f"backend: {bad}: provenance: is missing" in found
 
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -20,13 +21,15 @@ class Overhead(Component):
     """Seconds of a round outside draft and verification, in milliseconds per unit.
 
     ``per_draft_position_ms`` counts every position the drafter fills, anchors included;
-    ``per_verified_ms`` every verified token. The ``speculative_*`` and ``per_*`` terms are paid only by rounds
-    that draft, ``round_ms`` by all, ``head_ms`` by policies that read a head. ``idle_drafter_ms`` is the price of
-    "off": rounds that do not draft pay it while a drafter is loaded, whose context has to follow. ``time_share`` is the
-    share of all time that the engine spends on something else than steps (hot reloads, shipping samples to a trainer).
+    ``per_verified_ms`` every verified token. The ``speculative_*``, ``per_draft_position_ms`` and ``per_verified_ms``
+    terms are paid only by rounds that draft, ``round_ms`` by all, ``per_request_ms`` by all for every decoding request,
+    ``head_ms`` by policies that read a head. ``idle_drafter_ms`` is the price of "off": rounds that do not draft pay it
+    while a drafter is loaded, whose context has to follow. ``time_share`` is the share of all time that the engine
+    spends on something else than steps (hot reloads, shipping samples to a trainer).
     """
 
     round_ms: Ms = 0.0
+    per_request_ms: Ms = 0.0
     speculative_ms: Ms = 0.0
     per_draft_position_ms: Ms = 0.0
     per_verified_ms: Ms = 0.0
@@ -34,9 +37,11 @@ class Overhead(Component):
     idle_drafter_ms: Ms = 0.0
     time_share: float = Field(default=0.0, ge=0, lt=1)
 
-    def seconds(self, draft_positions: int, verified: int, reads_head: bool, drafter_loaded: bool = True) -> float:
+    def seconds(
+        self, draft_positions: int, verified: int, reads_head: bool, drafter_loaded: bool = True, batch: int = 0
+    ) -> float:
         """Seconds of one round's overhead."""
-        ms = self.round_ms
+        ms = self.round_ms + self.per_request_ms * batch
         if draft_positions:
             ms += self.speculative_ms + self.per_draft_position_ms * draft_positions
             ms += self.per_verified_ms * verified + (self.head_ms if reads_head else 0.0)
@@ -138,7 +143,7 @@ class CostModel(Component, ABC):
         if not batch:
             return self._stretch(StepSeconds(prefill=prefill_s))
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
-        overhead_s = self.overhead.seconds(draft_positions, verified, reads_head, drafter_loaded)
+        overhead_s = self.overhead.seconds(draft_positions, verified, reads_head, drafter_loaded, batch)
         verify_s = self.staircase_s(batch, verified, context, prefill, eager)
         return self._stretch(StepSeconds(draft_s, verify_s, overhead_s, prefill_s))
 
@@ -193,16 +198,27 @@ class CostModel(Component, ABC):
         return []
 
 
+class Point(Component):
+    """One measured pass: ``tokens`` of the whole batch, or ``tokens_per_request``."""
+
+    batch: int = Field(ge=1)
+    tokens: int | None = Field(default=None, ge=1)
+    tokens_per_request: float | None = Field(default=None, gt=0)
+    context: float | None = Field(default=None, gt=0)
+    ms: float = Field(gt=0)
+
+
 class TableCost(CostModel):
     """Measured verification times over batch x tokens x context, linear in between.
 
-    The CSV has the columns ``batch``, ``tokens`` (of the whole batch) or ``tokens_per_request``, optionally
-    ``context``, and ``ms``; every combination must be there. Outside it is an error, unless ``extrapolate``:
-    then the last two points go on, and the report says how often and how far.
+    Give ``verify``, a CSV, or the same rows as ``points``. It has the columns ``batch``, ``tokens`` (of the whole batch)
+    or ``tokens_per_request``, optionally ``context``, and ``ms``; every combination must be there. Outside it is an
+    error, unless ``extrapolate``: then the last two points go on, and the report says how often and how far.
     """
 
     kind: Literal["table"] = "table"
-    verify: str
+    verify: str | None = None
+    points: list[Point] | None = Field(default=None, min_length=1)
     extrapolate: bool = False
     draft: LinearDraft = LinearDraft()
     prefill: LinearPrefill = LinearPrefill()
@@ -211,9 +227,17 @@ class TableCost(CostModel):
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        path = find(self.verify, "verify")
-        numbers = ("batch", "tokens", "tokens_per_request", "context", "ms")
-        table = read_columns(path, Columns(("batch", "ms"), (*numbers[1:4], "note"), positive=numbers))
+        if (self.verify is None) == (self.points is None):
+            raise ValueError("give verify or points")
+        if self.verify is not None:
+            path = str(find(self.verify, "verify"))
+            numbers = ("batch", "tokens", "tokens_per_request", "context", "ms")
+            table = read_columns(Path(path), Columns(("batch", "ms"), (*numbers[1:4], "note"), positive=numbers))
+        else:
+            path = "points"
+            table = pd.DataFrame([p.model_dump(exclude_none=True) for p in self.points or []])
+            if partly := [c for c in table.columns if table[c].isna().any()]:
+                raise ValueError(f"points: {', '.join(partly)} must be in all of them or in none")
         self._per_request = "tokens_per_request" in table
         if self._per_request == ("tokens" in table):
             raise InputError(f"{path}: needs one of the columns tokens and tokens_per_request")
@@ -231,7 +255,13 @@ class TableCost(CostModel):
         seconds = (cells.to_numpy().reshape([len(a) for a in axes]) / 1e3).tolist()
         if self._per_request and self.captured_tokens is not None:
             raise ValueError("captured_tokens needs a table over tokens of the whole batch, not tokens_per_request")
-        self._grid = Grid(f"cost.verify {self.verify}", keys, axes, seconds, extrapolate=self.extrapolate)
+        self._grid = Grid(
+            f"cost.verify {self.verify}" if self.verify else "cost.points",
+            keys,
+            axes,
+            seconds,
+            extrapolate=self.extrapolate,
+        )
         return self
 
     def verify_s(self, batch: int, tokens: int, context: float) -> float:

@@ -8,6 +8,7 @@ from pydantic import Field, PrivateAttr, model_validator
 from adasim.calibration.cost import LinearDraft, Ms, TableCost
 from adasim.calibration.fitted import FittedCost
 from adasim.calibration.formula import FormulaCost
+from adasim.calibration.pass_cost import PassCost
 from adasim.calibration.specs import MODELS, Hardware, ModelSpec, hardware
 from adasim.errors import InputError
 from adasim.types import Component
@@ -132,4 +133,4 @@ class RooflineCost(FittedCost):
         return ["cost is a roofline estimate: nothing was measured on this hardware"]
 
 
-AnyCost = Annotated[TableCost | RooflineCost | FormulaCost, Field(discriminator="kind")]
+AnyCost = Annotated[TableCost | RooflineCost | FormulaCost | PassCost, Field(discriminator="kind")]

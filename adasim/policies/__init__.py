@@ -12,6 +12,7 @@ from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.policies.off import Off
 from adasim.policies.oracle import Oracle
+from adasim.policies.probe import Probe
 from adasim.policies.rolling_off import RollingOff
 from adasim.policies.schedule import Schedule
 from adasim.policies.sglang_ema import SGLangEma
@@ -41,6 +42,7 @@ AnyPolicy = Annotated[
     | DCut
     | DSpark
     | VllmAdaptive
-    | Oracle,
+    | Oracle
+    | Probe,
     Field(discriminator="kind"),
 ]

@@ -55,7 +55,7 @@ class TorchBackend(Component):
         prompts: folder of ``<domain>*.jsonl``; null = the packaged ones.
         rows: lines of those files to use, first and last + 1.
         ignore_eos: answer until ``output_len`` whatever the model says.
-        forced: accept by decree, for profiling; marked in every record.
+        forced: accept by decree, for profiling; marked in every record. Its ``prompts: random`` use ``prompt_len``.
         cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
         profile: a calibrated profile, whose cost they know instead.
         opd: train the drafter while it serves, in a process of its own; null = it stays as it is.
@@ -187,13 +187,20 @@ class TorchBackend(Component):
         import torch
 
         from adasim.real.engine import Engine
-        from adasim.real.weights import load_target
+        from adasim.real.loaded import keep_target
 
         torch.set_num_threads(self.threads)
-        target = load_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
-        start, drafter, head = self.load_drafter(target)
+        target = keep_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
+        loads = policy.loads_drafter or self.opd is not None
+        start, drafter, head = self.load_drafter(target) if loads else (None, None, None)
         encode, eos = self._tokenizer(target.arch.vocab)
-        requests, prompts = self._requests(workload, seed, encode)
+        if self.forced is not None and self.forced.prompts == "random":
+            requests = workload.generate(seed)
+            prompts = [
+                random.Random(f"{seed}/{r.id}").choices(range(target.arch.vocab), k=r.prompt_len) for r in requests
+            ]
+        else:
+            requests, prompts = self._requests(workload, seed, encode)
         self._check_lengths(requests, target.arch.max_context)
         caps = self.caps()
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
@@ -241,11 +248,21 @@ class TorchBackend(Component):
                 yield distiller
 
     def served_requests(self, workload: Workload, seed: int) -> list[Request]:
-        """The requests of a run with the lengths of their real prompts, without serving them."""
+        """A workload's requests with the lengths of the prompts that they will get."""
         from adasim.real.weights import RANDOM
 
-        vocab = RANDOM[self.target].vocab if self.target in RANDOM else 0
+        vocab = RANDOM[self.target].vocab if self.target in RANDOM else 0  # only random targets need to know
         return self._requests(workload, seed, self._tokenizer(vocab)[0])[0]
+
+    def forced_fields(self, accepted: int, *, prefill: bool) -> dict[str, Any]:
+        """Fields for runs that measure costs: acceptance by decree, prompts of the workload's own lengths.
+
+        Args:
+            accepted: drafts that every block accepts, as far as it is verified.
+            prefill: compute prompts; false: their context is made up.
+        """
+        forced = Forced(lengths=[accepted], prompts="random", prefill=prefill)
+        return {"forced": forced.model_dump(), "ignore_eos": True, "scheduler": {"kind": "fcfs"}, "opd": None}
 
     def _requests(self, workload: Workload, seed: int, encode: Any) -> tuple[list[Request], list[list[int]]]:
         """Requests with real prompts, each domain's in an order of its own."""
@@ -308,17 +325,16 @@ class TorchBackend(Component):
         """
         if self.drafter is None:
             return None, None, None
-        from adasim.real.checkpoint import load_checkpoint
-        from adasim.real.draft import ready
+        from adasim.real.loaded import keep_checkpoint, keep_ready
 
-        found = load_checkpoint(self._draft_folder(), target.dtype)
+        found = keep_checkpoint(self._draft_folder(), target.dtype)
         if (found.shape.arch.hidden, found.shape.target_layers) != (target.arch.hidden, target.arch.layers):
             raise InputError(
                 f"backend.drafter: made for a target of {found.shape.target_layers} layers of width "
                 f"{found.shape.arch.hidden}; {self.target} has {target.arch.layers} layers "
                 f"of width {target.arch.hidden}"
             )
-        return found, *ready(found, target)
+        return found, *keep_ready(self._draft_folder(), target)
 
 
 def _folder_name(text: str) -> str:

@@ -29,6 +29,8 @@ from adasim.serving.admission import Admission
 from adasim.serving.recorder import Recorder
 from adasim.types import BatchView, DraftView, IntArray, StepOutcome, StepSeconds
 
+UNLIMITED = 1 << 40  # tokens of one step
+
 
 class Engine:
     """Serves requests.
@@ -73,6 +75,7 @@ class Engine:
         self.admission, self.batch, self.recorder, self.clock = admission, admission.batch, recorder, clock
         self.tokens = [list(p) for p in prompts]  # of every request, output included
         self.eos, self.sampling, self.forced, self.max_prefill_tokens = eos, sampling, forced, max_prefill_tokens
+        self.filler = next(token for token in range(len(eos) + 1) if token not in eos)  # what decrees give as a token
         slots = min(driver.caps.max_running_requests, len(prompts))
         self.kv = target.cache(slots, max_len)
         self.draft_kv = drafter.cache(slots, max_len) if drafter else None
@@ -108,9 +111,21 @@ class Engine:
     def _prefill(self) -> None:
         """Whole prompts, the longest-waiting first, give their first token each."""
         start, queued, used, batch = self.clock(), len(self.admission.queue), self.admission.pool.used, self.batch
-        prefill = batch.whole_prompts(self.max_prefill_tokens)
+        given = self.forced is not None and not self.forced.prefill
+        prefill = batch.whole_prompts(UNLIMITED if given else self.max_prefill_tokens)
         ids = prefill.ids.tolist()
         spans = [Span(self.slots[i], 0, len(self.tokens[i])) for i in ids]
+        chosen = self._give(spans) if given else self._compute(ids, spans)
+        for index, token in zip(ids, chosen, strict=True):
+            self._append(index, [token])
+        now = self.clock()
+        first, gaps_s = self.admission.land_prefill(prefill, now)
+        self.recorder.gaps(gaps_s)
+        seconds = StepSeconds(overhead=now - start) if given else StepSeconds(prefill=now - start)
+        self._record(start, now, queued, used, seconds, prefill=0 if given else prefill.total, first=first)
+
+    def _compute(self, ids: list[int], spans: list[Span]) -> list[int]:
+        """One forward over whole prompts; returns the first token of each."""
         packed = self._tensor([t for i in ids for t in self.tokens[i]])
         hidden, tapped = self.target.forward(packed, spans, self.kv, self.taps)
         ends = torch.tensor([s.length for s in spans]).cumsum(0) - 1
@@ -125,12 +140,14 @@ class Engine:
             chosen = logits.argmax(-1)
         else:
             chosen = torch.multinomial(self.sampling.probabilities(logits), 1, generator=self.generator)[:, 0]
-        for index, token in zip(ids, chosen.tolist(), strict=True):
-            self._append(index, [token])
-        now = self.clock()
-        first, gaps_s = self.admission.land_prefill(prefill, now)
-        self.recorder.gaps(gaps_s)
-        self._record(start, now, queued, used, StepSeconds(prefill=now - start), prefill=prefill.total, first=first)
+        first: list[int] = chosen.tolist()
+        return first
+
+    def _give(self, spans: list[Span]) -> list[int]:
+        """Prompts by decree: arbitrary context, and an arbitrary first token each."""
+        for kv in self.slots.caches:
+            kv.fill(spans)
+        return [self.filler] * len(spans)
 
     def _round(self) -> None:
         """Draft, choose lengths, verify, accept."""
@@ -199,13 +216,13 @@ class Engine:
         packed = [t for i, d in zip(ids, drafts, strict=True) for t in (self.tokens[i][-1], *d)]
         hidden, tapped = self.target.forward(self._tensor(packed), spans, self.kv, self.taps)
         logits = self.target.logits(hidden)
-        if self.forced is not None:
-            verdicts = self._by_decree(logits, drafts)
-        elif self.sampling.greedy:
+        if self.sampling.greedy:
             verdicts = accept_greedy(logits.argmax(-1).tolist(), drafts)
         else:
             p, vocab = self.sampling.probabilities(logits), self.drafter.vocab if self.drafter else None
             verdicts = accept_sampled(p, proposal.q, drafts, self.generator, vocab)
+        if self.forced is not None:  # after the comparison, whose time is part of a round's
+            verdicts = self._by_decree(drafts)
         if tapped is not None:
             keep = [Span(s.slot, s.start, v.accepted + 1) for s, v in zip(spans, verdicts, strict=True)]
             starts = np.cumsum([0, *(s.length for s in spans[:-1])])
@@ -218,14 +235,10 @@ class Engine:
                     self.collector.round(index, step, tapped[part], logits[part])
         return verdicts
 
-    def _by_decree(self, logits: Tensor, drafts: list[list[int]]) -> list[Verdict]:
+    def _by_decree(self, drafts: list[list[int]]) -> list[Verdict]:
+        """So many drafts accepted as was said beforehand; the token after them is arbitrary."""
         assert self.forced is not None
-        verdicts, at, best = [], 0, logits.argmax(-1).tolist()
-        for tokens in drafts:
-            accepted = self.forced.run(len(tokens), self.rng)
-            verdicts.append(Verdict(accepted, best[at + accepted]))
-            at += len(tokens) + 1
-        return verdicts
+        return [Verdict(self.forced.run(len(tokens), self.rng), self.filler) for tokens in drafts]
 
     def _absorb(self, tapped: Tensor, spans: list[Span]) -> None:
         """Give the drafter the hidden states of committed tokens."""

@@ -50,6 +50,13 @@ class KVCache:
         k, v = self.layers[layer][:, first : first + count, :, :length]
         return k, v
 
+    def fill(self, spans: list[Span]) -> None:
+        """Arbitrary values for the tokens of ``spans``, as if they had been computed: memory that is really read."""
+        for layer in self.layers:
+            token = torch.randn(2, self.kv_heads, 1, layer.shape[-1], dtype=layer.dtype, device=layer.device)
+            for s in spans:
+                layer[:, s.slot, :, s.start : s.start + s.length] = token
+
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first ``length`` tokens of one slot over another."""
         for layer in self.layers:

@@ -1,7 +1,7 @@
 """How tokens are drawn and drafts accepted: settings only, so that importing them loads no torch."""
 
 import random
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
@@ -36,9 +36,18 @@ class Sampling(Component):
 
 
 class Forced(Component):
-    """Acceptance by decree, to measure costs: each block's L is drawn from ``lengths``. The text means nothing."""
+    """Acceptance by decree, to measure costs. The text means nothing.
+
+    Attributes:
+        lengths: each block's L is drawn from them.
+        prompts: ``texts`` of the requests' domains, or ``random`` tokens, as many as the workload's ``prompt_len``.
+        prefill: false: prompts are not computed; their context is filled with arbitrary values, and takes part in
+            rounds like any other.
+    """
 
     lengths: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    prompts: Literal["texts", "random"] = "texts"
+    prefill: bool = True
 
     def run(self, verified: int, rng: random.Random) -> int:
         """Drafts accepted of ``verified``."""

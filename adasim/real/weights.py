@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -135,8 +136,9 @@ def random_target(
     return Target(arch, weights)
 
 
+@lru_cache(maxsize=2)
 def load_tokenizer(name: str) -> Any:
-    """The transformers tokenizer of a model name, chat template included."""
+    """The transformers tokenizer of a model name, chat template included; kept."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model_dir(name), local_files_only=True)

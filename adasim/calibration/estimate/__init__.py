@@ -1,0 +1,1 @@
+"""Estimators: from the tables of recorded runs to components, with intervals. Pure functions; nothing reads a file."""

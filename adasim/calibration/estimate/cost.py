@@ -1,0 +1,45 @@
+"""The whole cost model of recorded runs."""
+
+from collections.abc import Sequence
+
+from adasim.calibration.cost import CostModel
+from adasim.calibration.estimate.draft import fit_draft
+from adasim.calibration.estimate.overhead import fit_overhead
+from adasim.calibration.estimate.part import FittedPart
+from adasim.calibration.estimate.prefill import fit_prefill
+from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.verify import fit_verify
+
+
+def fit_cost(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CostModel]:
+    """Verification, draft, prefill and overhead together; ``parts_of`` gives each with its own error.
+
+    Raises:
+        InputError: too few different passes to fit anything.
+    """
+    return join_cost(parts_of(trials, seed))
+
+
+def parts_of(trials: Sequence[RecordedTrial], seed: int = 0) -> dict[str, FittedPart]:
+    """By name: verify (a CostModel), draft, prefill, overhead."""
+    return {
+        "verify": fit_verify(trials, seed),
+        "draft": fit_draft(trials, seed),
+        "prefill": fit_prefill(trials, seed),
+        "overhead": fit_overhead(trials, seed),
+    }
+
+
+def join_cost(parts: dict[str, FittedPart]) -> FittedPart[CostModel]:
+    """One cost model of its parts."""
+    verify = parts["verify"]
+    own = {name: parts[name].model for name in ("draft", "prefill", "overhead")}
+    joined: FittedPart[CostModel] = FittedPart(verify.model.model_copy(update=own), error=verify.error)
+    for part in parts.values():
+        joined.intervals |= part.intervals
+        joined.residuals += part.residuals
+        joined.ranges |= part.ranges
+        joined.counts |= part.counts
+        joined.notes += part.notes
+        joined.points |= part.points
+    return joined

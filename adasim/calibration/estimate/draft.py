@@ -1,0 +1,53 @@
+"""Seconds of drafting."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adasim.calibration.cost import LinearDraft
+from adasim.calibration.estimate.part import FittedPart
+from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.steps import cells, rounds_table, speeds
+from adasim.calibration.estimate.terms import fit_terms
+from adasim.calibration.estimate.verify import regions
+
+CONTEXT_MATTERS = 0.1  # correlation of what is left with the context, beyond which a note tells
+
+
+def fit_draft(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[LinearDraft]:
+    """Draft time = base + per request + per position (anchors counted), one pass a round.
+
+    Runs without drafts: all 0, and a note.
+    """
+    table = cells(rounds_table(trials), "draft_s")
+    table = table[table["positions"] > 0]
+    if table.empty:
+        return FittedPart(LinearDraft(), notes=["draft: no round drafted; drafting is taken to be free"])
+    factor = speeds(table, "draft_s")
+    table = table.assign(ms=1e3 * table["draft_s"] / table["block"].map(factor).to_numpy())
+    columns = {
+        "base_ms": np.ones(len(table)),
+        "per_position_ms": table["positions"].to_numpy(),
+        "per_request_ms": table["drafting"].to_numpy(),
+    }
+    constants, intervals, notes, fitted, width = fit_terms(table, columns, "draft", seed)
+    off = fitted / table["ms"].to_numpy() - 1
+    logs = np.log(table["context"].to_numpy())
+    if len(table) >= 8 and logs.std() > 0.2:
+        slope = float(np.polyfit(logs, off, 1)[0])
+        if abs(slope) > CONTEXT_MATTERS:
+            notes.append(
+                f"draft: time also depends on context, which its form leaves out (error {slope:+.0%} per e-fold)"
+            )
+    error = float(np.hypot(np.median(np.abs(off)), width))
+    points = table[["block", "batch", "positions", "context", "ms", "count"]].assign(fitted_ms=fitted)
+    return FittedPart(
+        LinearDraft(**constants),
+        intervals,
+        regions("draft", table, fitted),
+        {"draft positions": (float(table["positions"].min()), float(table["positions"].max()))},
+        {"draft passes": int(table["count"].sum())},
+        notes,
+        error,
+        {"draft": points},
+    )

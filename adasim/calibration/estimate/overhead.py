@@ -1,0 +1,47 @@
+"""Seconds of a round outside draft and verification, by what the round did."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adasim.calibration.cost import Overhead
+from adasim.calibration.estimate.part import FittedPart
+from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.steps import cells, rounds_table, speeds
+from adasim.calibration.estimate.terms import fit_terms
+from adasim.calibration.estimate.verify import regions
+
+
+def fit_overhead(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[Overhead]:
+    """What rounds pay for deciding, bookkeeping and scheduling; pauses between steps are counted.
+
+    Rounds without any: all 0, and a note.
+    """
+    table = cells(rounds_table(trials), "overhead_s", ("reads_head", "drafter_loaded"))
+    if table.empty:
+        return FittedPart(Overhead(), notes=["overhead: none was recorded"])
+    factor = speeds(table, "overhead_s")
+    table = table.assign(ms=1e3 * table["overhead_s"] / table["block"].map(factor).to_numpy())
+    drafts = (table["positions"] > 0).to_numpy(dtype=float)
+    columns = {
+        "round_ms": np.ones(len(table)),
+        "per_request_ms": table["batch"].to_numpy(dtype=float),
+        "speculative_ms": drafts,
+        "head_ms": drafts * table["reads_head"].to_numpy(),
+        "per_verified_ms": drafts * table["tokens"].to_numpy(),
+        "per_draft_position_ms": table["positions"].to_numpy(),
+        "idle_drafter_ms": (1 - drafts) * table["drafter_loaded"].to_numpy(),
+    }
+    constants, intervals, notes, fitted, width = fit_terms(table, columns, "overhead", seed)
+    off = fitted / table["ms"].to_numpy() - 1
+    kept = ["block", "batch", "tokens", "positions", "reads_head", "ms", "count"]
+    return FittedPart(
+        Overhead(**constants),
+        intervals,
+        regions("overhead", table, fitted),
+        {},
+        {"rounds": int(table["count"].sum())},
+        notes,
+        float(np.hypot(np.median(np.abs(off)), width)),
+        {"overhead": table[kept].assign(fitted_ms=fitted)},
+    )

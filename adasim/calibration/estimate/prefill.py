@@ -1,0 +1,43 @@
+"""Seconds of prefills."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from adasim.calibration.cost import LinearPrefill
+from adasim.calibration.estimate.part import FittedPart, residual
+from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.steps import cells, prefills_table, speeds
+from adasim.calibration.estimate.terms import fit_terms
+
+LEAST = 3  # prefills; fewer say nothing
+EDGES = (64, 256, 1024)  # prompt tokens of a step
+
+
+def fit_prefill(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[LinearPrefill]:
+    """Prefill time = base + per token, of steps that do nothing else. Scheduling pauses before them are counted.
+
+    Too few prefills: not modelled, and a note.
+    """
+    table = cells(prefills_table(trials), "prefill_s") if len(prefills_table(trials)) else None
+    if table is None or table["count"].sum() < LEAST:
+        return FittedPart(LinearPrefill(), notes=["prefill: too few were recorded; not modelled"])
+    factor = speeds(table, "prefill_s")
+    table = table.assign(ms=1e3 * table["prefill_s"] / table["block"].map(factor).to_numpy())
+    tokens = table["tokens"].to_numpy()
+    columns = {"per_token_ms": tokens, "base_ms": np.ones(len(table))}
+    constants, intervals, notes, fitted, width = fit_terms(table, columns, "prefill", seed)
+    off = fitted / table["ms"].to_numpy() - 1
+    place = np.searchsorted(EDGES, tokens)
+    names = ["up to 64", "65-256", "257-1024", "over 1024"]
+    residuals = [residual("prefill", f"{names[i]} prompt tokens", off[place == i]) for i in np.unique(place)]
+    return FittedPart(
+        LinearPrefill(**constants),
+        intervals,
+        residuals,
+        {"prefill tokens": (float(tokens.min()), float(tokens.max()))},
+        {"prefills": int(table["count"].sum())},
+        notes,
+        float(np.hypot(np.median(np.abs(off)), width)),
+        {"prefill": table[["block", "tokens", "ms", "count"]].assign(fitted_ms=fitted)},
+    )

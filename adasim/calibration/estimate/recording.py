@@ -1,0 +1,129 @@
+"""Recorded runs as estimators see them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from adasim.identity import EngineIdentity
+from adasim.records import Records
+from adasim.types import Component
+
+# How a policy's verify lengths came about: the same for all rounds; from what earlier rounds accepted or the load;
+# from a look at the very drafts they cut (longer where more will be accepted: what is cut tells of what was cut off).
+Choice = Literal["fixed", "adaptive", "informed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedTrial:
+    """One recorded run.
+
+    Attributes:
+        key: of the trial, its folder's name.
+        policy: the length policy, as configured.
+        label: its name in the scenario.
+        choice: how it came to its verify lengths.
+        point: swept fields of the scenario.
+        seed: of the workload.
+        workload: as configured, the point applied.
+        backend: as configured, the point applied.
+        forced: acceptance was by decree: times count, acceptance means nothing.
+        records: what happened.
+        window: the measured part, seconds.
+        identity: of the engine; None = simulated.
+        began_s: when, seconds of the wall clock; None = unknown.
+    """
+
+    key: str
+    policy: Component
+    label: str
+    choice: Choice
+    point: dict[str, Any]
+    seed: int
+    workload: dict[str, Any]
+    backend: dict[str, Any]
+    forced: bool
+    records: Records
+    window: tuple[float, float]
+    identity: EngineIdentity | None
+    began_s: float | None = None
+
+    @property
+    def reads_head(self) -> bool:
+        """Whether rounds that draft pay for a length or confidence head."""
+        needs: frozenset[str] = getattr(self.policy, "needs", frozenset())
+        return bool(needs & {"survival", "accept_len"})
+
+    @property
+    def drafter_loaded(self) -> bool:
+        """Whether plain rounds pay for a drafter that has to follow."""
+        loaded = bool(getattr(self.policy, "loads_drafter", True))
+        return loaded and (self.backend.get("kind") != "torch" or self.backend.get("drafter") is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Recorded runs of one engine.
+
+    Attributes:
+        identity: of the engine; None = simulated.
+        scenario: as in the first folder's manifest.
+        trials: in the order in which they were planned.
+        sources: what each folder holds, a line each.
+        notes: what a report must say of them.
+    """
+
+    identity: EngineIdentity | None
+    scenario: dict[str, Any]
+    trials: list[RecordedTrial]
+    sources: list[str]
+    notes: list[str] = field(default_factory=list)
+
+
+def natural(trials: Sequence[RecordedTrial]) -> list[RecordedTrial]:
+    """Those whose acceptance was not by decree."""
+    return [t for t in trials if not t.forced]
+
+
+def rounds_of(trials: Sequence[RecordedTrial], choices: Sequence[Choice] = ("fixed",)) -> pd.DataFrame:
+    """Rounds that were chosen so, and those drawn blind to be verified in full; all natural trials together.
+
+    Columns as in :class:`~adasim.records.RoundRecord` and ``trial`` (index), ``life`` (one number per request of a trial)
+    and ``fixed_len`` (verify_len of every round of that trial, 0 where it varies). Ordered by life and step.
+    """
+    parts = []
+    for i, trial in enumerate(trials):
+        rounds = trial.records.rounds
+        if trial.forced or rounds is None or rounds.empty:
+            continue
+        kept = rounds if trial.choice in choices else rounds[rounds["whole"]]
+        kept = kept[kept["draft_len"] > 0]
+        if kept.empty:
+            continue
+        lengths = kept["verify_len"].unique()
+        always = int(lengths[0]) if len(lengths) == 1 and trial.choice == "fixed" else 0
+        parts.append(kept.assign(trial=i, fixed_len=always))
+    if not parts:
+        return pd.DataFrame()
+    table = pd.concat(parts, ignore_index=True)
+    table["life"] = table.groupby(["trial", "request"], sort=False).ngroup()
+    return table.sort_values(["life", "step"], kind="stable", ignore_index=True)
+
+
+def max_draft_len(trials: Sequence[RecordedTrial]) -> int:
+    """Drafts of the engine's full block: as configured, else the longest that was drafted."""
+    longest = 0
+    for trial in trials:
+        configured = trial.backend.get("max_draft_len")
+        if isinstance(configured, int):
+            longest = max(longest, configured)
+        rounds = trial.records.rounds
+        if rounds is not None and len(rounds):
+            longest = max(longest, int(rounds["draft_len"].max()))
+        steps = trial.records.steps
+        drafting = steps[steps["draft_tokens"] > 0]
+        if len(drafting):
+            longest = max(longest, int(np.ceil((drafting["draft_tokens"] / drafting["decoding"]).max())))
+    return longest

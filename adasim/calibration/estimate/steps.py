@@ -1,0 +1,150 @@
+"""Steps of recorded runs as rows to fit times to."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+
+from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.errors import InputError
+from adasim.types import FloatArray
+
+TOKENS_BIN, CONTEXT_BIN = 0.03, 0.15  # of logarithms: what is that close together is one cell
+BLOCK_S = 20.0  # in which a machine's speed is taken to be steady
+SKIPPED = 1  # rounds at a run's start: they pay for what later ones find ready
+
+
+def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
+    """Rounds without prefill, all trials.
+
+    Columns: block (what was measured close together in time), trial (index), batch, tokens (verified, the whole batch),
+    context (mean), drafting (requests that drafted), positions (drafted, anchors counted), verify_s, draft_s, overhead_s
+    (the pause before the step included: scheduling), reads_head, drafter_loaded.
+
+    Raises:
+        InputError: there are none.
+    """
+    parts, names = [], blocks(trials)
+    for i, trial in enumerate(trials):
+        steps = trial.records.steps
+        gap_s = pauses(trial)
+        drafting = _drafting(trial)
+        rounds = (steps["decoding"] > 0) & (steps["prefill_tokens"] == 0)
+        rounds &= rounds.cumsum() > SKIPPED
+        part = pd.DataFrame(
+            {
+                "batch": steps["decoding"],
+                "tokens": steps["verify_tokens"],
+                "context": steps["context"],
+                "drafting": drafting,
+                "positions": steps["draft_tokens"] + drafting,
+                "verify_s": steps["verify_s"],
+                "draft_s": steps["draft_s"],
+                "overhead_s": steps["overhead_s"] + gap_s,
+            }
+        )[rounds]
+        parts.append(
+            part.assign(block=names[i], trial=i, reads_head=trial.reads_head, drafter_loaded=trial.drafter_loaded)
+        )
+    table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
+    if table.empty:
+        raise InputError("cost: no round without prefill was recorded")
+    return table
+
+
+def prefills_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
+    """Steps that prefill and do nothing else: block, tokens, prefill_s (the pause before the step included)."""
+    parts, names = [], blocks(trials)
+    for trial, name in zip(trials, names, strict=True):
+        forced = trial.backend.get("forced") or {}
+        if forced.get("prefill") is False:  # prompts were not computed
+            continue
+        steps = trial.records.steps
+        alone = (steps["prefill_tokens"] > 0) & (steps["decoding"] == 0)
+        seconds = steps["prefill_s"] + pauses(trial)
+        part = pd.DataFrame({"tokens": steps["prefill_tokens"], "prefill_s": seconds})[alone & (steps["step"] > 0)]
+        parts.append(part.assign(block=name))
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["tokens", "prefill_s", "block"])
+
+
+def blocks(trials: Sequence[RecordedTrial]) -> list[str]:
+    """What was measured close together in time, a name for each trial.
+
+    A run of ``BLOCK_S`` seconds or more is a block of its own; shorter ones that follow each other share one.
+    """
+    order = sorted(range(len(trials)), key=lambda i: (trials[i].began_s or 0.0, i))
+    names, block, since = [""] * len(trials), 0, -np.inf
+    for i in order:
+        trial = trials[i]
+        lasts = float(trial.records.steps["end_s"].iloc[-1])
+        if trial.began_s is None or lasts >= BLOCK_S:
+            names[i] = trial.key
+            continue
+        if trial.began_s > since + BLOCK_S:
+            block, since = block + 1, trial.began_s
+        names[i] = f"stretch {block}"
+    return names
+
+
+def _drafting(trial: RecordedTrial) -> FloatArray:
+    """Requests that drafted, by step: those of the rounds table, else all where anything was drafted."""
+    steps, rounds = trial.records.steps, trial.records.rounds
+    if rounds is None:
+        return np.where(steps["draft_tokens"] > 0, steps["decoding"], 0).astype(np.float64)
+    counts = rounds[rounds["draft_len"] > 0].groupby("step").size()
+    return counts.reindex(steps["step"]).fillna(0).to_numpy(dtype=np.float64)
+
+
+def pauses(trial: RecordedTrial) -> FloatArray:
+    """Seconds between a step and the one before while requests were there, and nothing rare (a reload) happened."""
+    records = trial.records
+    start, end = records.steps["start_s"].to_numpy(), records.steps["end_s"].to_numpy()
+    gap = np.concatenate([[0.0], start[1:] - end[:-1]])
+    before = np.concatenate([[0.0], end[:-1]])
+    arrived = np.searchsorted(np.sort(records.requests["arrival_s"].dropna()), before, side="right")
+    finished = np.searchsorted(np.sort(records.requests["finish_s"].dropna()), before, side="right")
+    events = np.sort(records.events["time_s"].to_numpy(dtype=float)) if len(records.events) else np.empty(0)
+    rare = np.searchsorted(events, start, side="right") > np.searchsorted(events, before, side="left")
+    return np.where((arrived > finished) & ~rare, np.maximum(gap, 0.0), 0.0)
+
+
+def cells(rows: pd.DataFrame, value: str, flags: Sequence[str] = ()) -> pd.DataFrame:
+    """Medians of ``value`` over rows that are alike, one a block and cell.
+
+    Columns: block, cell (a number), mean batch, tokens, context, positions, drafting of its rows, ``flags``, ``value``,
+    count. Steps whose value is 0 or below are left out: nothing was done.
+    """
+    kept = rows[rows[value] > 0]
+    place = pd.DataFrame(
+        {
+            "t": np.rint(np.log(kept["tokens"].clip(lower=1)) / TOKENS_BIN),
+            "c": np.rint(np.log(kept["context"].clip(lower=1)) / CONTEXT_BIN) if "context" in kept else 0.0,
+            "p": np.rint(np.log(kept["positions"] + 1) / TOKENS_BIN) if "positions" in kept else 0.0,
+        },
+        index=kept.index,
+    )
+    known = [c for c in ("batch", "tokens", "context", "positions", "drafting") if c in kept]
+    same = [place["t"], place["c"], place["p"], *(kept[f] for f in flags)]
+    if "batch" in kept:
+        same.append(kept["batch"].rename("b"))
+    kept = kept.assign(cell=kept.groupby(same).ngroup())
+    how = {name: (name, "mean") for name in known} | {f: (f, "first") for f in flags} | {value: (value, "median")}
+    return kept.groupby(["block", "cell"], as_index=False).agg(**how, count=(value, "size"))
+
+
+def speeds(table: pd.DataFrame, value: str) -> pd.Series:
+    """How much slower than usual each block was, by what it shares with others: a factor of its times by block.
+
+    Logarithms of times are a cell's plus a block's; both by medians, in turn (median polish). Blocks that share no cell
+    with others have a factor of 1.
+    """
+    logs = np.log(table[value])
+    shared = table.groupby("cell")["block"].transform("nunique") > 1
+    factors = pd.Series(0.0, index=pd.Index(table["block"].unique(), name="block"))
+    if shared.any():
+        part, y = table[shared], logs[shared]
+        for _ in range(8):
+            cell = (y - part["block"].map(factors)).groupby(part["cell"]).transform("median")
+            factors.update((y - cell).groupby(part["block"]).median())
+        factors -= factors.median()
+    return np.exp(factors)

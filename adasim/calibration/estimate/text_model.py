@@ -1,0 +1,193 @@
+"""How likely recorded rounds are under a text: what spread, correlation and range are told by.
+
+Every token is tested at most once (a round ends at the first draft that is wrong, the next one starts there), so the own
+luck of tokens integrates out and what rounds see is a hidden Markov chain: the request's level and the shared hardness,
+both on a grid. Its likelihood of whole sequences of rounds needs no approximation beyond the grid; censored rounds
+(everything verified was accepted) are counted as what they are.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import ndtr, ndtri
+
+from adasim.types import FloatArray, IntArray
+
+HARDNESS = np.linspace(-4.0, 4.0, 21)
+LEVELS = np.linspace(-3.0, 3.0, 13)
+LIMIT = 8.0  # thresholds lie within +- this
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Of a text: shares of the hardness variance, and the range in tokens. See ``calibration.text``."""
+
+    spread: float
+    correlation: float
+    range_tokens: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """Rounds of one domain in order of requests.
+
+    Attributes:
+        accepted: drafts accepted, [requests, rounds]; -1 = no such round.
+        verify_len: tokens verified, the anchor counted, [requests, rounds].
+    """
+
+    accepted: IntArray
+    verify_len: IntArray
+
+
+class TextModel:
+    """The chain of one shape of text.
+
+    Args:
+        shape: spread, correlation and range.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        levels = LEVELS if shape.spread > 1e-9 else np.zeros(1)
+        share = np.exp(-(levels**2) / 2)
+        self.share = share / share.sum()  # [r]
+        phi = float(np.exp(-1 / shape.range_tokens))
+        move = np.exp(-(((HARDNESS[None, :] - phi * HARDNESS[:, None]) ** 2) / (1 - phi**2)) / 2)
+        self.move = move / move.sum(axis=1, keepdims=True)  # [x, x]
+        self.shift = np.sqrt(shape.spread) * levels[:, None] + np.sqrt(shape.correlation) * HARDNESS[None, :]
+        self.scale = float(np.sqrt(1 - shape.spread - shape.correlation))
+        start = np.exp(-(HARDNESS**2) / 2)
+        self.start = np.tile(start / start.sum(), (len(levels), 1))  # [r, x]
+
+    def accept(self, threshold: float) -> FloatArray:
+        """P(draft accepted | state of its token), [r, x]."""
+        accepted: FloatArray = ndtr((threshold - self.shift) / self.scale)
+        return accepted
+
+    def solve(self, hazards: FloatArray, rounds: Mapping[int, float]) -> FloatArray:
+        """Thresholds by distance, [K], under which settled rounds have these rates of acceptance.
+
+        Args:
+            hazards: P(draft d accepted | those before it were, and it was verified), pooled over the rounds, [K].
+            rounds: verify_len -> how many rounds of runs that always verify so much.
+        """
+        depth = len(hazards)
+        starts = {v: self.start for v in rounds}
+        of_rounds = {v: self.share for v in rounds}
+        thresholds = np.clip(ndtri(np.clip(hazards, 1e-6, 1 - 1e-6)), -LIMIT, LIMIT)
+        for _ in range(40):
+            before = thresholds.copy()
+            alive = {v: starts[v] * of_rounds[v][:, None] * n for v, n in rounds.items()}
+            after = {v: np.zeros_like(self.start) for v in rounds}
+            for d in range(depth):
+                here = {v: alive[v] @ self.move for v in rounds if v > d + 1}
+                if not here:
+                    break
+                thresholds[d] = self._threshold(sum(here.values()), float(hazards[d]), float(thresholds[d]))
+                ok = self.accept(float(thresholds[d]))
+                for v, mass in here.items():
+                    alive[v] = mass * ok
+                    after[v] = after[v] + mass * (1 - ok)
+            for v in rounds:
+                self._settle(v, starts, of_rounds, alive, after, thresholds)
+            if np.abs(thresholds - before).max() < 1e-5:
+                break
+        return thresholds
+
+    def _settle(
+        self,
+        v: int,
+        starts: dict[int, FloatArray],
+        of_rounds: dict[int, FloatArray],
+        alive: dict[int, FloatArray],
+        after: dict[int, FloatArray],
+        thresholds: FloatArray,
+    ) -> None:
+        """Move the starts of rounds of ``v`` tokens on by one round."""
+        ended = after[v] + alive[v] @ self.move
+        starts[v] = ended / np.maximum(ended.sum(axis=1, keepdims=True), 1e-300)
+        length = 1 + self._curve(starts[v], thresholds[: v - 1]).sum(axis=0)  # tokens a round, by level
+        weight = self.share / length
+        of_rounds[v] = weight / weight.sum()
+
+    def _curve(self, start: FloatArray, thresholds: FloatArray) -> FloatArray:
+        """P(first k drafts accepted) by level, [K, r]."""
+        alive, out = start, []
+        for threshold in thresholds.tolist():
+            alive = (alive @ self.move) * self.accept(threshold)
+            out.append(alive.sum(axis=1))
+        return np.array(out).reshape(len(thresholds), len(self.share))
+
+    def _threshold(self, here: FloatArray, hazard: float, guess: float) -> float:
+        """Where the share ``hazard`` of the mass is accepted: Newton, kept within limits."""
+        total, threshold = float(here.sum()), guess
+        for _ in range(30):
+            z = (threshold - self.shift) / self.scale
+            miss = float((here * ndtr(z)).sum()) / total - hazard
+            slope = float((here * np.exp(-(z**2) / 2)).sum()) / (total * self.scale * np.sqrt(2 * np.pi))
+            step = np.clip(miss / max(slope, 1e-12), -1.0, 1.0)
+            threshold = float(np.clip(threshold - step, -LIMIT, LIMIT))
+            if abs(step) < 1e-7 or abs(threshold) == LIMIT:
+                break
+        return threshold
+
+    def survival(self, thresholds: FloatArray, verify_len: int) -> FloatArray:
+        """Survival curve of runs that always verify ``verify_len`` tokens, settled, [verify_len - 1]."""
+        start, share = self.start, self.share
+        cut = thresholds[: verify_len - 1]
+        curve = self._curve(start, cut)
+        for _ in range(60):
+            alive, after = start, np.zeros_like(start)
+            for threshold in cut.tolist():
+                here, ok = alive @ self.move, self.accept(threshold)
+                after, alive = after + here * (1 - ok), here * ok
+            after = after + alive @ self.move
+            start = after / after.sum(axis=1, keepdims=True)
+            before, curve = curve, self._curve(start, cut)
+            if np.abs(curve - before).max() < 1e-7:
+                break
+        share = self.share / (1 + curve.sum(axis=0))
+        return curve @ (share / share.sum())
+
+    def log_likelihood(self, sequences: Sequences, thresholds: FloatArray) -> FloatArray:
+        """Of each request's rounds, [requests]."""
+        ended, complete = self._operators(thresholds)
+        requests, longest = sequences.accepted.shape
+        state = np.repeat((self.share[:, None] * self.start)[:, None, :], requests, axis=1)  # [r, requests, x]
+        total = np.zeros(requests)
+        for j in range(longest):
+            accepted, verified = sequences.accepted[:, j], sequences.verify_len[:, j]
+            for censored in (False, True):
+                operators = complete if censored else ended
+                here = (accepted >= 0) & ((accepted == verified - 1) == censored)
+                for a in np.unique(accepted[here]):
+                    rows = np.flatnonzero(here & (accepted == a))
+                    state[:, rows] = state[:, rows] @ operators[a]
+            mass = state.sum(axis=(0, 2))
+            total += np.log(np.maximum(mass, 1e-300))
+            state /= np.maximum(mass, 1e-300)[None, :, None]
+        return total
+
+    def _operators(self, thresholds: FloatArray) -> tuple[list[FloatArray], list[FloatArray]]:
+        """What a round with ``a`` drafts accepted does to the state, [a] of [r, x, x]: ended by a wrong one; complete."""
+        whole = np.repeat(np.eye(len(HARDNESS))[None], len(self.share), axis=0)
+        ended, complete = [], []
+        for d in range(len(thresholds) + 1):
+            moved = whole @ self.move
+            complete.append(moved)
+            if d < len(thresholds):
+                ok = self.accept(float(thresholds[d]))[:, None, :]
+                ended.append(moved * (1 - ok))
+                whole = moved * ok
+        return ended, complete
+
+
+def sequences(accepted: Sequence[IntArray], verify_len: Sequence[IntArray]) -> Sequences:
+    """Requests of different numbers of rounds as one array."""
+    longest = max(len(a) for a in accepted)
+    shape = len(accepted), longest
+    a, v = np.full(shape, -1, dtype=np.int64), np.zeros(shape, dtype=np.int64)
+    for i, (mine, lengths) in enumerate(zip(accepted, verify_len, strict=True)):
+        a[i, : len(mine)], v[i, : len(mine)] = mine, lengths
+    return Sequences(a, v)

@@ -1,0 +1,79 @@
+"""Commands that measure a real engine, fit the simulator to it, and check its predictions."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from adasim.options import Json, Name, Out, Overwrite, Resume, Settings, exit_on, failed_lines, interrupted
+
+if TYPE_CHECKING:
+    from adasim.profiling.campaign import Campaign
+    from adasim.profiling.points import Profiled
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600}
+
+
+def profile_command(
+    scenario: Name,
+    budget: Annotated[str, typer.Option(help="Wall-clock time to spend: 90s, 5m, 1h.")] = "5m",
+    out: Out = None,
+    settings: Settings = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Measure what steps of a scenario's real engine cost, over batches, contexts and lengths.
+
+    Acceptance is forced, so that cost is told from luck. The most informative runs come first; what the budget leaves out
+    is named, and --resume goes on. `profile:` in the scenario (or --set profile.batches=[1,8]) replaces the derived grid.
+    """
+    from adasim.plan import load
+    from adasim.profiling.campaign import Campaign
+    from adasim.profiling.design import design
+    from adasim.profiling.report import ready, write
+    from adasim.screen import budget_bar
+
+    budget_s = seconds_of(budget)
+    found = design(load(scenario, settings or []))
+    folder = out or Path("reports") / f"{found.plan.scenario.name}-profile"
+    with budget_bar(budget_s, quiet=as_json) as say:
+        campaign = Campaign(found, folder, budget_s, say)
+        ready(campaign, resume=resume, overwrite=overwrite)
+        campaign.measure()
+    tables = write(campaign)
+    if campaign.interrupted:
+        interrupted(folder, finished=tables is not None)
+    _show(campaign, tables, as_json=as_json)
+
+
+def seconds_of(text: str) -> float:
+    """Seconds of a time like 90s, 5m or 1.5h.
+
+    Raises:
+        InputError: it has another form, or is nothing.
+    """
+    from adasim.errors import InputError
+
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh])", text)
+    if found is None or float(found[1]) == 0:
+        raise InputError(f"--budget {text}: expected a time above 0 like 90s, 5m or 1h")
+    return float(found[1]) * UNITS_S[found[2]]
+
+
+def _show(campaign: "Campaign", tables: "Profiled | None", *, as_json: bool) -> None:
+    """The answer, and the exit code: 1 when the profile is too thin to be used or a run failed."""
+    from adasim.profiling.report import answer, too_thin
+    from adasim.screen import show_answer, show_errors
+
+    errors = failed_lines(campaign.failures)
+    missing = too_thin(campaign)
+    says = answer(campaign, tables)
+    shown = {} if tables is None else tables._asdict()
+    name = campaign.design.plan.scenario.name
+    show_answer(name, campaign.out, says, shown, [*errors, *missing], as_json=as_json, report="tables/profile_points.csv")
+    show_errors([*errors, *missing])
+    exit_on(campaign.failures)
+    if missing:
+        raise typer.Exit(1)
