@@ -48,6 +48,47 @@ def profile_command(
     _show(campaign, tables, as_json=as_json)
 
 
+def calibrate_command(
+    folders: Annotated[list[Path], typer.Argument(help="Folders that `adasim profile` and `adasim record` left.")],
+    out: Annotated[Path, typer.Option(help="The profile to write, a .yaml file.")],
+    report: Annotated[
+        Path | None, typer.Option(help="Folder for the report. Default: the profile's name-report.")
+    ] = None,
+    acceptance: Annotated[
+        str, typer.Option(metavar="KIND", help="curves, or recorded: replay the texts of full-block runs as they were.")
+    ] = "curves",
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Fit a profile to recorded runs: cost, overheads, acceptance, heads, learning, each with its uncertainty.
+
+    All folders must be of one engine on one machine. Runs with forced acceptance tell of times only.
+    """
+    from adasim.calibrate import calibrate, write
+    from adasim.calibrate_report import tables_of, write_report
+    from adasim.errors import InputError
+    from adasim.recorded import load_all
+    from adasim.screen import show_answer, show_errors
+
+    folder = report or out.with_name(f"{out.stem}-report")
+    problems = [f"--out {out}: must end in .yaml"] * (out.suffix not in {".yaml", ".yml"})
+    problems += [f"--out {out}: exists; use --overwrite or another name"] * (out.exists() and not overwrite)
+    kinds = ("curves", "recorded")
+    problems += [f"--acceptance {acceptance}: unknown; allowed: {', '.join(kinds)}"] * (acceptance not in kinds)
+    problems += [f"--report {folder}: is a file"] * folder.is_file()
+    try:
+        found = load_all(folders)
+    except InputError as error:
+        raise InputError(*problems, *error.problems) from None
+    if problems:
+        raise InputError(*problems)
+    made = calibrate(found, out.stem, acceptance=acceptance)
+    write(made, out)
+    says = write_report(made, out, folder)
+    show_answer(out.stem, folder, [f"Profile: {out}", *says], tables_of(made), [], as_json=as_json)
+    show_errors(made.profile.notes, "note")
+
+
 def seconds_of(text: str) -> float:
     """Seconds of a time like 90s, 5m or 1.5h.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adasim import __version__
-from adasim.calibration_commands import profile_command
+from adasim.calibration_commands import calibrate_command, profile_command
 from adasim.options import (
     BAD_INPUT,
     INTERRUPTED,
@@ -148,6 +148,7 @@ app.command(name="tune")(tune_command)
 app.command(name="sensitivity")(sensitivity_command)
 app.command(name="validate")(validate_command)
 app.command(name="profile")(profile_command)
+app.command(name="calibrate")(calibrate_command)
 
 train_app = typer.Typer(
     no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."

@@ -11,7 +11,7 @@ from adasim.calibration.profile import Profile
 from adasim.errors import InputError
 from adasim.measured import PLAIN, RATIOS, Run, measure, window_of
 from adasim.scenario import Scenario
-from adasim.twin import Twin, as_served, luck_seeds
+from adasim.twin import Twin, luck_seeds
 
 Change = Callable[[Twin], Twin]
 
@@ -59,9 +59,8 @@ def pairs_of(runs: Sequence[Run], profile: Profile) -> list[tuple[Run, Pair]]:
 
 
 def _twin(run: Run, profile: Profile) -> Twin:
-    scenario = run.trial.scenario()
-    requests = pd.read_parquet(run.folder / "requests.parquet")
-    twin = Twin.of(scenario, profile, as_served(requests, scenario.workload))
+    tables = (pd.read_parquet(run.folder / f"{name}.parquet") for name in ("requests", "events"))
+    twin = Twin.of(run.trial.scenario(), profile, *tables)
     twin.check()
     return twin
 

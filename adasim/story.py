@@ -29,6 +29,7 @@ def tell(plan: Plan, finished: int, notes: list[str]) -> Story:
         ]
         inputs += facts.inputs
         assumptions += facts.assumptions
+        notes = [*notes, *(f"profile {profile.name}: {mark}" for mark in profile.marks)]
     inputs += [f"{part} given in the scenario: {_plain(model)}" for part, model in scenario.backend.inputs.items()]
     inputs.append(f"workload: {_plain(scenario.workload)}")
     outside = {"kind", "profile", "drafters", *scenario.backend.inputs}

@@ -15,12 +15,14 @@ from adasim.policies.base import Policy
 from adasim.records import Records
 from adasim.scenario import Scenario
 from adasim.simulator.backend import SimBackend
+from adasim.simulator.learning import Learning
 from adasim.types import Request
 from adasim.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
 
+NO_TIME_US = 1e-9  # a token; the whole of a round's time is in its setup
 LIMITS = ("max_running_requests", "lag_steps", "max_prefill_tokens", "chunked_prefill", "ragged", "kv", "scheduler")
 
 
@@ -66,13 +68,10 @@ def as_served(requests: "pd.DataFrame", workload: Workload) -> list[Request]:
     return [Request(int(i), int(d), int(p), int(o), float(t)) for i, d, p, o, t in rows]
 
 
-def twin_of(backend: AnyBackend, profile: Profile) -> SimBackend:
+def twin_of(backend: AnyBackend, profile: Profile, learning: Learning | None = None) -> SimBackend:
     """A simulated engine with the limits of ``backend`` and the models of ``profile``.
 
     Policies believe of time what they believe on the real engine, right or wrong.
-
-    Raises:
-        InputError: the engine trains its drafter, and the profile does not know how it learns.
     """
     caps = backend.caps()
     given: dict[str, Any] = {name: getattr(backend, name) for name in LIMITS if hasattr(backend, name)}
@@ -83,24 +82,47 @@ def twin_of(backend: AnyBackend, profile: Profile) -> SimBackend:
         max_draft_len=caps.max_draft_len,
         **given,
     )
-    own: dict[str, Any] = {"believed": caps.cost, "learning": _learning(backend, profile)}
+    own: dict[str, Any] = {"believed": caps.cost, "learning": learning}
     own |= {name: getattr(backend, name) for name in ("predictor", "alarm") if hasattr(backend, name)}
     return sim.model_copy(update=own)
 
 
-def _learning(backend: AnyBackend, profile: Profile) -> Any:
-    """How the drafter of the twin learns; None where it stays as it is."""
+def learning_of(backend: AnyBackend, profile: Profile, domains: Sequence[str], events: "pd.DataFrame") -> Learning | None:
+    """How the drafter of the twin learns; None where it stays as it is.
+
+    How fast is the profile's to say; how long a training round and a reload take are the run's own, since the trainer
+    has its own machine: they are inputs.
+
+    Args:
+        backend: the engine; a simulated one keeps its own learning.
+        profile: holds learning curves by domain.
+        domains: of the workload.
+        events: of the run.
+
+    Raises:
+        InputError: the engine trains its drafter, and the profile does not know how it learns.
+    """
     if isinstance(backend, SimBackend):
         return backend.learning
     opd = getattr(backend, "opd", None)
     if opd is None or not opd.enabled:
         return None
-    learning = getattr(profile, "learning", None)
-    if learning is None:
-        raise InputError(
-            f"profile {profile.name}: the engine trains its drafter; the profile does not know how it learns"
-        )
-    return learning
+    trained, loaded = (events.loc[events["kind"] == kind, "seconds"] for kind in ("trained", "reload"))
+    if trained.empty:
+        return None  # no training round ended within the run
+    missing = sorted(set(domains) - set(profile.learning))
+    if missing:
+        raise InputError(f"profile {profile.name}: does not know how the drafter learns {', '.join(missing)}")
+    return Learning(
+        curves={d: profile.learning[d] for d in domains},
+        buffer=opd.buffer,
+        max_tokens=opd.max_tokens,
+        epochs=opd.epochs,
+        gpus=1,
+        token_us=NO_TIME_US,
+        setup_s=float(trained.mean()),
+        reload_ms=1e3 * float(loaded.mean()) if len(loaded) else 0.0,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +134,18 @@ class Twin:
     policy: Policy
 
     @classmethod
-    def of(cls, scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> "Twin":
-        """The twin of the run of ``scenario`` (one policy) that served ``requests``."""
-        workload = Served.of(scenario.workload, requests)
-        return cls(twin_of(scenario.backend, profile), workload, scenario.policies[0])
+    def of(cls, scenario: Scenario, profile: Profile, requests: "pd.DataFrame", events: "pd.DataFrame") -> "Twin":
+        """The twin of a run.
+
+        Args:
+            scenario: of the run, with one policy.
+            profile: what is known of the engine.
+            requests: as recorded.
+            events: as recorded.
+        """
+        workload = Served.of(scenario.workload, as_served(requests, scenario.workload))
+        learning = learning_of(scenario.backend, profile, workload.domain_names, events)
+        return cls(twin_of(scenario.backend, profile, learning), workload, scenario.policies[0])
 
     def check(self) -> None:
         """Refuse what the profile's models do not cover.

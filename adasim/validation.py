@@ -56,13 +56,9 @@ def check_engine(engines: Sequence[EngineIdentity], profile: Profile, *, force: 
     Raises:
         InputError: from another engine than the runs, unless forced.
     """
-    own = getattr(profile, "identity", None)
-    if own is None:
-        return ["the profile does not say which engine it was measured on"] if engines else []
-    differ = list(dict.fromkeys(line for engine in engines for line in engine.differs(own)))
-    if differ and not force:
-        raise InputError(*(f"profile {profile.name}: was measured on another engine: here {line}" for line in differ))
-    return [f"forced: the profile was measured on another engine: here {line}" for line in differ]
+    if engines and profile.identity is None:
+        return [f"the profile {profile.name} does not say which engine was measured"]
+    return list(dict.fromkeys(note for engine in engines for note in profile.refuse_other(engine, force=force)))
 
 
 def examine(

@@ -18,7 +18,7 @@ from adasim.errors import InputError
 from adasim.measured import Run
 from adasim.records import Records
 from adasim.tolerances import Validation
-from adasim.twin import Twin, as_served, luck_seeds
+from adasim.twin import Twin, luck_seeds
 from adasim.types import FloatArray
 
 Direction = Literal["rose", "fell"]
@@ -111,7 +111,7 @@ class Watcher:
         """Hold a run against the profile; returns what is found to have moved for the first time."""
         self.runs += 1
         records, scenario = run.records(), run.trial.scenario()
-        twin = Twin.of(scenario, self.profile, as_served(records.requests, scenario.workload))
+        twin = Twin.of(scenario, self.profile, records.requests, records.events)
         twin.check()
         name = f"{run.trial.policy} {run.trial.point or ''} seed {run.trial.seed}"
         moved = self._costs(records, twin, name)

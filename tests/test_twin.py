@@ -21,7 +21,7 @@ def trial(policy: dict[str, Any], **fields: Any) -> tuple[Scenario, Records]:
 @pytest.mark.parametrize("policy", [{"kind": "head"}, {"kind": "dspark"}, {"kind": "fixed", "verify_len": 5}])
 def test_a_true_profile_with_the_same_luck_gives_the_same_bytes(policy: dict[str, Any]) -> None:
     scenario, records = trial(policy)
-    twin = Twin.of(scenario, profile(), as_served(records.requests, scenario.workload))
+    twin = Twin.of(scenario, profile(), records.requests, records.events)
     again = twin.run(2)
     assert again.steps.equals(records.steps)
     assert again.requests.equals(records.requests)
@@ -48,7 +48,7 @@ def test_the_limits_of_the_engine_are_kept() -> None:
 def test_policies_go_on_believing_what_they_believed() -> None:
     """Draft time tenfold: a policy that knew would stop drafting; one that believes the old cost goes on."""
     scenario, records = trial({"kind": "smartspec"})
-    twin = Twin.of(scenario, profile(), as_served(records.requests, scenario.workload))
+    twin = Twin.of(scenario, profile(), records.requests, records.events)
     slow = twin.moved("draft", 100.0)
     assert slow.run(2).steps["draft_tokens"].equals(records.steps["draft_tokens"])
     knows = slow.backend.model_copy(update={"believed": None})
@@ -58,7 +58,7 @@ def test_policies_go_on_believing_what_they_believed() -> None:
 def test_what_the_profile_does_not_cover_is_refused() -> None:
     scenario, records = trial({"kind": "head"})
     only = {"kind": "curves", "curves": {"chat": {"kind": "geometric", "alpha": 0.5}}}
-    twin = Twin.of(scenario, profile(acceptance=only), as_served(records.requests, scenario.workload))
+    twin = Twin.of(scenario, profile(acceptance=only), records.requests, records.events)
     with pytest.raises(InputError, match="no curve for domain code"):
         twin.check()
 

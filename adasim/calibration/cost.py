@@ -24,7 +24,8 @@ class Overhead(Component):
     ``per_verified_ms`` every verified token. The ``speculative_*``, ``per_draft_position_ms`` and ``per_verified_ms``
     terms are paid only by rounds that draft, ``round_ms`` by all, ``per_request_ms`` by all for every decoding request,
     ``head_ms`` by policies that read a head. ``idle_drafter_ms`` is the price of "off": rounds that do not draft pay it
-    while a drafter is loaded, whose context has to follow. ``time_share`` is the share of all time that the engine
+    while a drafter is loaded, whose context has to follow; ``drafter_per_request_ms`` is paid for every decoding request
+    by all rounds beside a loaded drafter. ``time_share`` is the share of all time that the engine
     spends on something else than steps (hot reloads, shipping samples to a trainer).
     """
 
@@ -35,6 +36,7 @@ class Overhead(Component):
     per_verified_ms: Ms = 0.0
     head_ms: Ms = 0.0
     idle_drafter_ms: Ms = 0.0
+    drafter_per_request_ms: Ms = 0.0
     time_share: float = Field(default=0.0, ge=0, lt=1)
 
     def seconds(
@@ -47,6 +49,8 @@ class Overhead(Component):
             ms += self.per_verified_ms * verified + (self.head_ms if reads_head else 0.0)
         elif drafter_loaded:
             ms += self.idle_drafter_ms
+        if draft_positions or drafter_loaded:
+            ms += self.drafter_per_request_ms * batch
         return ms / 1e3
 
 

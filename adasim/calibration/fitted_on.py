@@ -12,13 +12,11 @@ class FittedRun(Component):
     """A recorded run that a profile was fitted on.
 
     Attributes:
-        folder: it lay in, by name.
         key: of the trial.
         policy: its label.
         cell: what was run, whatever it is called and with whatever seed; see :func:`cell_of`.
     """
 
-    folder: str
     key: str
     policy: str
     cell: str

@@ -8,10 +8,11 @@ import pandas as pd
 
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.estimate.effects import by_context, by_temperature
-from adasim.calibration.estimate.part import Estimate, FittedPart, interval, residual, weights
+from adasim.calibration.estimate.part import FittedPart, interval, residual, weights
 from adasim.calibration.estimate.recording import RecordedTrial, max_draft_len, natural, rounds_of
 from adasim.calibration.estimate.text_model import Shape, TextModel, sequences
 from adasim.calibration.estimate.text_shape import Posterior, Told, low_limit, posterior
+from adasim.calibration.interval import Estimate
 from adasim.calibration.survival import Measured
 from adasim.errors import InputError
 from adasim.types import FloatArray
@@ -27,15 +28,15 @@ MODEL_DRAWS = 100
 class _Counts:
     """Of one domain: how often a draft was verified behind accepted ones, and accepted."""
 
-    at_risk: FloatArray  # [lives, K]
-    survived: FloatArray  # [lives, K]
-    whole_at_risk: FloatArray  # [lives, K] of full blocks only
-    whole_survived: FloatArray  # [lives, K]
+    at_risk: FloatArray  # [texts, K]
+    survived: FloatArray  # [texts, K]
+    whole_at_risk: FloatArray  # [texts, K] of full blocks only
+    whole_survived: FloatArray  # [texts, K]
     rounds: dict[int, float]  # verify_len -> rounds
     known: int  # positions that are identified
 
     def hazards(self, w: FloatArray | None = None, *, whole: bool = False) -> FloatArray:
-        """P(draft d accepted | those before were, and it was verified) where lives count so often, [known]."""
+        """P(draft d accepted | those before were, and it was verified) where texts count so often, [known]."""
         at_risk, survived = (self.whole_at_risk, self.whole_survived) if whole else (self.at_risk, self.survived)
         n, s = (a.sum(axis=0) if w is None else w @ a for a in (at_risk, survived))
         return ((s + 0.5) / (n + 1))[: self.known]
@@ -44,20 +45,26 @@ class _Counts:
 def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CurveAcceptance]:
     """Survival curves, spread, correlation, range, and the effect of context and temperature.
 
-    Only rounds whose verify length was not chosen by a look at their drafts count: those of fixed lengths, and those drawn
-    by chance to be verified in full. A round whose drafts were all accepted is censored: what was cut off may have been
-    good. Positions are counted among those that reach them (Kaplan-Meier).
+    Only rounds whose verify length was not chosen by a look at their drafts count: those of fixed lengths, and those
+    drawn by chance to be verified in full. A round whose drafts were all accepted is censored: what was cut off may have
+    been good. Positions are counted among those that reach them (Kaplan-Meier).
 
     Raises:
         InputError: no such rounds.
     """
     rounds, notes = _unbiased(trials)
+    as_loaded = rounds["draft_version"] == 0
+    if not as_loaded.all() and as_loaded.sum() >= LEAST_WHOLE:
+        rounds = rounds[as_loaded]
+        notes.append("acceptance: of the drafter as loaded; later versions are in the learning curves")
+    elif not as_loaded.all():
+        notes.append("acceptance: pooled over drafter versions, too few rounds are of the drafter as loaded")
     depth = max_draft_len(trials)
     domains = list(dict.fromkeys(sorted(rounds["domain"])))
     counts = {d: _count(rounds[rounds["domain"] == d], depth) for d in domains}
     told = {d: _told(rounds[rounds["domain"] == d], counts[d], seed) for d in domains}
     with_order = [t for t in told.values() if t is not None]
-    requests = sum(len(t.sequences.accepted) for t in with_order)
+    requests = sum(len(np.unique(t.texts)) for t in with_order)
     found = posterior(with_order, seed) if requests >= LEAST_REQUESTS else None
     shape = found.mean() if found else Shape(0.0, 0.0, 3.0)
     if found is None:
@@ -91,7 +98,7 @@ def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart
         "verify_len": (float(rounds["verify_len"].min()), float(rounds["verify_len"].max())),
         "acceptance context": (float(rounds["context"].min()), float(rounds["context"].max())),
     }
-    part.counts = {"acceptance rounds": len(rounds), "acceptance requests": int(rounds["life"].nunique())}
+    part.counts = {"acceptance rounds": len(rounds), "acceptance requests": int(rounds["text"].nunique())}
     return part
 
 
@@ -127,29 +134,31 @@ def _unbiased(trials: Sequence[RecordedTrial]) -> tuple[pd.DataFrame, list[str]]
 
 
 def _count(rounds: pd.DataFrame, depth: int) -> _Counts:
-    life, names = pd.factorize(rounds["life"])
+    text, names = pd.factorize(rounds["text"])
     accepted, verified = rounds["accepted"].to_numpy(), rounds["verify_len"].to_numpy()
     d = np.arange(1, depth + 1)
     at_risk = (accepted[:, None] >= d - 1) & (verified[:, None] > d)
     survived = at_risk & (accepted[:, None] >= d)
     whole = (verified == depth + 1)[:, None]
 
-    def by_life(flags: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]") -> FloatArray:
+    def by_text(flags: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]") -> FloatArray:
         out = np.zeros((len(names), depth))
-        np.add.at(out, life, flags)
+        np.add.at(out, text, flags)
         return out
 
     by_len = {int(v): float(n) for v, n in zip(*np.unique(verified, return_counts=True), strict=True)}
     enough = at_risk.sum(axis=0) >= LEAST_AT_RISK
     known = int(depth if enough.all() else np.argmin(enough))
     return _Counts(
-        by_life(at_risk), by_life(survived), by_life(at_risk & whole), by_life(survived & whole), by_len, max(known, 1)
+        by_text(at_risk), by_text(survived), by_text(at_risk & whole), by_text(survived & whole), by_len, max(known, 1)
     )
 
 
 def _told(rounds: pd.DataFrame, counts: _Counts, seed: int) -> Told | None:
     """Sequences of runs of fixed lengths, in order; None = there are none."""
     rounds = rounds[(rounds["fixed_len"] > 1) & (rounds["fixed_len"] <= counts.known + 1)]
+    first = rounds.groupby(["text", "fixed_len"])["life"].transform("first")
+    rounds = rounds[rounds["life"] == first]  # the same text cut alike tells the same again
     lives = rounds["life"].unique()
     if not len(lives):
         return None
@@ -159,7 +168,8 @@ def _told(rounds: pd.DataFrame, counts: _Counts, seed: int) -> Told | None:
     groups = [g for _, g in rounds.groupby("life", sort=False)]
     order = sequences([g["accepted"].to_numpy() for g in groups], [g["verify_len"].to_numpy() for g in groups])
     lengths = {v: n for v, n in counts.rounds.items() if v > 1}
-    return Told(order, counts.hazards(), lengths)
+    texts = np.array([g["text"].iloc[0] for g in groups])
+    return Told(order, counts.hazards(), lengths, texts)
 
 
 def _domain(
@@ -250,7 +260,7 @@ def _compare(part: FittedPart[CurveAcceptance], domain: str, rounds: pd.DataFram
     rows = []
     for v, mine in rounds[rounds["fixed_len"] > 1].groupby("fixed_len"):
         measured, expected = 1 + float(mine["accepted"].mean()), model.tau(int(str(v)))
-        lives = mine.groupby("life")["accepted"].agg(["mean", "size"])
+        lives = mine.groupby("text")["accepted"].agg(["mean", "size"])
         means = 1 + (weights(len(lives)) @ (lives["mean"] * lives["size"])) / (weights(len(lives)) @ lives["size"])
         limits = interval(measured, means, len(lives), "")
         rows.append((int(str(v)), measured, limits.low, limits.high, expected))

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from adasim.calibration.cost import CostModel
+from adasim.calibration.cost import CostModel, Overhead
 from adasim.calibration.estimate.draft import fit_draft
 from adasim.calibration.estimate.overhead import fit_overhead
 from adasim.calibration.estimate.part import FittedPart
@@ -34,6 +34,7 @@ def join_cost(parts: dict[str, FittedPart]) -> FittedPart[CostModel]:
     """One cost model of its parts."""
     verify = parts["verify"]
     own = {name: parts[name].model for name in ("draft", "prefill", "overhead")}
+    own["overhead"] = _with_drafter(parts["overhead"].model, verify.extra)
     joined: FittedPart[CostModel] = FittedPart(verify.model.model_copy(update=own), error=verify.error)
     for part in parts.values():
         joined.intervals |= part.intervals
@@ -43,3 +44,15 @@ def join_cost(parts: dict[str, FittedPart]) -> FittedPart[CostModel]:
         joined.notes += part.notes
         joined.points |= part.points
     return joined
+
+
+def _with_drafter(overhead: Overhead, extra: dict[str, float]) -> Overhead:
+    """The overhead with what verification takes longer beside a loaded drafter, which cost models have no place for."""
+    both, each = extra.get("drafter_ms", 0.0), extra.get("drafter_per_request_ms", 0.0)
+    return overhead.model_copy(
+        update={
+            "speculative_ms": overhead.speculative_ms + both,
+            "idle_drafter_ms": overhead.idle_drafter_ms + both,
+            "drafter_per_request_ms": overhead.drafter_per_request_ms + each,
+        }
+    )

@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 
-from adasim.calibration.estimate.part import Estimate, interval, weights
+from adasim.calibration.estimate.part import interval, weights
 from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.interval import Estimate
 from adasim.types import FloatArray
 
 BINS = 3  # of context, with equally many rounds
@@ -40,14 +41,14 @@ def by_context(rounds: pd.DataFrame, seed: int) -> ContextEffect:
     effect = ContextEffect()
     place = pd.qcut(rounds["context"], BINS, labels=False, duplicates="drop")
     middles = rounds["context"].groupby(place).median()
-    lives = rounds["life"].groupby(place).nunique()
+    lives = rounds["text"].groupby(place).nunique()
     if len(middles) < 2 or lives.min() < LEAST_REQUESTS or middles.iloc[-1] / middles.iloc[0] < LEAST_SPAN:
         effect.notes.append(
             "acceptance: contexts differ too little, or too few requests reach them, to tell their effect"
         )
         return effect
     draws, value = _relative(rounds, place.to_numpy(), len(middles), seed)
-    how = f"bootstrap over {rounds['life'].nunique()} requests"
+    how = f"bootstrap over {rounds['text'].nunique()} requests"
     rows = []
     for i, context in enumerate(middles):
         at = interval(float(value[i]), draws[:, i], int(lives.iloc[i]), how, (0.0, np.inf))
@@ -81,7 +82,7 @@ def by_temperature(trials: Sequence[RecordedTrial], rounds: pd.DataFrame, seed: 
     draws, value = _relative(rounds, place, len(known), seed)
     base = int(np.argmax(counts))
     for i, heat in enumerate(known.tolist()):
-        lives = rounds["life"][place == i].nunique()
+        lives = rounds["text"][place == i].nunique()
         at = interval(
             float(value[i] / value[base]),
             draws[:, i] / draws[:, base],
@@ -99,10 +100,10 @@ def by_temperature(trials: Sequence[RecordedTrial], rounds: pd.DataFrame, seed: 
 
 
 def _relative(rounds: pd.DataFrame, place: FloatArray, places: int, seed: int) -> tuple[FloatArray, FloatArray]:
-    """tau by place over what the same domains and lengths have on average: bootstrap draws [b, places], value [places]."""
+    """tau by place over what its domains and lengths have on average: bootstrap draws [b, places], value [places]."""
     kind = rounds.groupby(["domain", "verify_len"]).ngroup()
     expected = (1 + rounds["accepted"]).groupby(kind).transform("mean").to_numpy()
-    life, names = pd.factorize(rounds["life"])
+    life, names = pd.factorize(rounds["text"])
     got, wanted = np.zeros((len(names), places)), np.zeros((len(names), places))
     np.add.at(got, (life, place.astype(int)), (1 + rounds["accepted"]).to_numpy())
     np.add.at(wanted, (life, place.astype(int)), expected)

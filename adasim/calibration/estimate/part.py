@@ -5,49 +5,16 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import pandas as pd
-from pydantic import Field
 from scipy.special import stdtrit
 
-from adasim.types import Component, FloatArray
+from adasim.calibration.interval import Estimate, Residual
+from adasim.types import FloatArray
 
 Model = TypeVar("Model")
 DRAWS = 200  # bootstrap samples
 Z = 1.959964  # of 95 %
 LEAST_RUNS = 4  # to resample whole runs; with fewer, cells are, which says nothing of the host's drift
 TRIM = 0.05  # share of the largest errors that averages leave out: outliers of the clock are not the model's fault
-
-
-class Estimate(Component):
-    """A parameter with its 95 % interval.
-
-    Attributes:
-        value: the best guess; what the profile uses.
-        low, high: limits of the interval.
-        how: it was made: of what, and how much of it.
-    """
-
-    value: float
-    low: float
-    high: float
-    how: str
-
-
-class Residual(Component):
-    """How far a fitted part is off in one region of what was measured.
-
-    Attributes:
-        part: verify, draft, overhead, prefill, acceptance, head.
-        region: in words.
-        error: mean of |fitted / measured - 1|, the largest 5 % left out.
-        bias: median of fitted / measured - 1.
-        count: measurements in it.
-    """
-
-    part: str
-    region: str
-    error: float = Field(ge=0)
-    bias: float
-    count: int = Field(ge=1)
 
 
 @dataclass(slots=True)
@@ -73,6 +40,7 @@ class FittedPart(Generic[Model]):
     notes: list[str] = field(default_factory=list)
     error: float = float("nan")
     points: dict[str, pd.DataFrame] = field(default_factory=dict)
+    extra: dict[str, float] = field(default_factory=dict)  # what belongs into other parts
 
 
 def weights(groups: int, seed: int = 0, draws: int = DRAWS) -> FloatArray:

@@ -90,8 +90,9 @@ def natural(trials: Sequence[RecordedTrial]) -> list[RecordedTrial]:
 def rounds_of(trials: Sequence[RecordedTrial], choices: Sequence[Choice] = ("fixed",)) -> pd.DataFrame:
     """Rounds that were chosen so, and those drawn blind to be verified in full; all natural trials together.
 
-    Columns as in :class:`~adasim.records.RoundRecord` and ``trial`` (index), ``life`` (one number per request of a trial)
-    and ``fixed_len`` (verify_len of every round of that trial, 0 where it varies). Ordered by life and step.
+    Columns as in :class:`~adasim.records.RoundRecord` and ``trial`` (index), ``life`` (a number per request of a trial),
+    ``text`` (one number per request of a seed: trials of one seed answer the same prompts, so that theirs are no second
+    sample) and ``fixed_len`` (verify_len of every round of that trial, 0 where it varies). Ordered by life and step.
     """
     parts = []
     for i, trial in enumerate(trials):
@@ -104,11 +105,10 @@ def rounds_of(trials: Sequence[RecordedTrial], choices: Sequence[Choice] = ("fix
             continue
         lengths = kept["verify_len"].unique()
         always = int(lengths[0]) if len(lengths) == 1 and trial.choice == "fixed" else 0
-        parts.append(kept.assign(trial=i, fixed_len=always))
+        parts.append(kept.assign(trial=i, seed=trial.seed, fixed_len=always))
     if not parts:
         return pd.DataFrame()
-    table = pd.concat(parts, ignore_index=True)
-    table["life"] = table.groupby(["trial", "request"], sort=False).ngroup()
+    table = numbered(pd.concat(parts, ignore_index=True))
     return table.sort_values(["life", "step"], kind="stable", ignore_index=True)
 
 
@@ -127,3 +127,9 @@ def max_draft_len(trials: Sequence[RecordedTrial]) -> int:
         if len(drafting):
             longest = max(longest, int(np.ceil((drafting["draft_tokens"] / drafting["decoding"]).max())))
     return longest
+
+
+def numbered(rounds: pd.DataFrame) -> pd.DataFrame:
+    """The same with ``life`` and ``text``; see :func:`rounds_of`. Needs trial, seed, domain, request."""
+    life = rounds.groupby(["trial", "request"], sort=False).ngroup()
+    return rounds.assign(life=life, text=rounds.groupby(["seed", "domain", "request"], sort=False).ngroup())

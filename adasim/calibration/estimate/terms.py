@@ -3,8 +3,9 @@
 import numpy as np
 import pandas as pd
 
-from adasim.calibration.estimate.part import DRAWS, LEAST_RUNS, Estimate, interval, weights
+from adasim.calibration.estimate.part import DRAWS, LEAST_RUNS, interval, weights
 from adasim.calibration.estimate.regression import fit, independent
+from adasim.calibration.interval import Estimate
 from adasim.types import FloatArray
 
 

@@ -73,8 +73,8 @@ class TextModel:
             rounds: verify_len -> how many rounds of runs that always verify so much.
         """
         depth = len(hazards)
-        starts = {v: self.start for v in rounds}
-        of_rounds = {v: self.share for v in rounds}
+        starts = dict.fromkeys(rounds, self.start)
+        of_rounds = dict.fromkeys(rounds, self.share)
         thresholds = np.clip(ndtri(np.clip(hazards, 1e-6, 1 - 1e-6)), -LIMIT, LIMIT)
         for _ in range(40):
             before = thresholds.copy()

@@ -9,7 +9,7 @@ from scipy.stats import qmc
 
 from adasim.calibration.estimate.part import DRAWS, weights
 from adasim.calibration.estimate.text_model import Sequences, Shape, TextModel
-from adasim.types import FloatArray
+from adasim.types import FloatArray, IntArray
 
 MOST_SHARE = 0.95  # of spread + correlation: tokens have luck of their own
 RANGES = (1.0, 20.0)  # tokens; beyond 20 a range is hardly told from a spread
@@ -27,11 +27,13 @@ class Told:
         sequences: of its requests.
         hazards: rates of acceptance by distance, [K'], as far as they are known.
         rounds: verify_len -> rounds of runs that always verified so much.
+        texts: a number of each sequence's text, [requests]; several of one text count as one.
     """
 
     sequences: Sequences
     hazards: FloatArray
     rounds: dict[int, float]
+    texts: IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +42,7 @@ class Posterior:
 
     Attributes:
         shapes: [shapes, 3] spread, correlation, log of the range.
-        fits: log likelihood, [shapes, requests].
+        fits: log likelihood, [shapes, texts]; the mean of a text's sequences, which are no samples of their own.
         density: log density that the shapes were drawn with, [shapes].
     """
 
@@ -106,7 +108,9 @@ def _fits(told: Sequence[Told], shape: FloatArray) -> FloatArray:
     parts = []
     for domain in told:
         thresholds = model.solve(domain.hazards, domain.rounds)
-        parts.append(model.log_likelihood(domain.sequences, thresholds))
+        found = model.log_likelihood(domain.sequences, thresholds)
+        _, text, count = np.unique(domain.texts, return_inverse=True, return_counts=True)
+        parts.append(np.bincount(text, weights=found) / count)
     return np.concatenate(parts)
 
 

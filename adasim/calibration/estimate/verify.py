@@ -28,6 +28,10 @@ from adasim.errors import InputError
 from adasim.types import FloatArray
 
 TERMS = ("base_ms", "per_token_ms", "per_request_ms", "per_attended_ms", "per_context_ms")
+BESIDE = (
+    "drafter_ms",
+    "drafter_per_request_ms",
+)  # what passes take longer while a drafter is loaded: its context follows
 SHARPNESS = (2.0, 4.0, 8.0)
 KNEES = 16  # tried, evenly in logarithms
 CAPPED = 0.3  # relative error from which on a cell counts no more when knees are compared
@@ -44,7 +48,7 @@ class Form:
 
     sharpness: float
     knee: float
-    used: tuple[int, ...]  # indices of TERMS
+    used: tuple[int, ...]  # indices of TERMS + BESIDE
     found: FloatArray  # [used]
 
     def predict(self, table: pd.DataFrame) -> FloatArray:
@@ -53,7 +57,14 @@ class Form:
 
     def constants(self) -> dict[str, float]:
         """By name, those not used 0."""
-        return dict.fromkeys(TERMS, 0.0) | {TERMS[i]: float(v) for i, v in zip(self.used, self.found, strict=True)}
+        names = TERMS + BESIDE
+        return dict.fromkeys(names, 0.0) | {names[i]: float(v) for i, v in zip(self.used, self.found, strict=True)}
+
+    def beside(self, table: pd.DataFrame) -> FloatArray:
+        """Milliseconds of each row that are the loaded drafter's."""
+        mine = [i for i in self.used if i >= len(TERMS)]
+        found = np.array([v for i, v in zip(self.used, self.found, strict=True) if i >= len(TERMS)])
+        return _terms(table, self.sharpness, self.knee)[:, mine] @ found if mine else np.zeros(len(table))
 
 
 def fit_verify(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CostModel]:
@@ -62,7 +73,7 @@ def fit_verify(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[Cos
     Raises:
         InputError: too few different passes to fit anything.
     """
-    table = cells(rounds_table(trials), "verify_s")
+    table = cells(rounds_table(trials), "verify_s", ("drafter_loaded",))
     table = table.sample(MOST_CELLS, random_state=seed).sort_index() if len(table) > MOST_CELLS else table
     different, lengths = table["cell"].nunique(), table["tokens"].round().nunique()
     if different < LEAST_CELLS or lengths < LEAST_TOKENS:
@@ -100,16 +111,17 @@ def _choose(table: pd.DataFrame, seed: int) -> tuple[FittedPart[CostModel], Form
     sharpness = next(s for s in scores if scores[s] <= PREFER * best + 5e-4)
     form = _fit(table, sharpness)
     told = ", ".join(f"{_name(s)} {e:.1%}" for s, e in scores.items())
-    grid = _grid(table)
+    beside = form.beside(table)
+    grid = _grid(table.assign(ms=table["ms"] - beside))
     if grid is not None:
         told += f", table {grid[1]:.1%}"
     note = f"verification: mean error on held-out cells by form: {told}"
     model: CostModel
     if grid is not None and grid[1] < 0.8 * scores[sharpness]:
-        model, fitted, error = grid[0], _looked_up(grid[0], table), grid[1]
+        model, fitted, error = grid[0], _looked_up(grid[0], table) + beside, grid[1]
         note += "; the table is used"
     else:
-        c = form.constants()
+        c = {name: ms for name, ms in form.constants().items() if name in TERMS}
         tokens = [int(np.floor(table["tokens"].min())), int(np.ceil(table["tokens"].max()))]
         model = PassCost(
             **c, knee_tokens=form.knee, sharpness=form.sharpness or 1.0, fitted_tokens=tokens, extrapolate=True
@@ -120,7 +132,7 @@ def _choose(table: pd.DataFrame, seed: int) -> tuple[FittedPart[CostModel], Form
     notes = [note] + [f"verification: {', '.join(absent)} cannot be told from the other terms here, taken as 0"] * bool(
         absent
     )
-    points = table[["block", "batch", "tokens", "context", "ms", "count"]].assign(fitted_ms=fitted)
+    points = table[["block", "batch", "tokens", "context", "drafter_loaded", "ms", "count"]].assign(fitted_ms=fitted)
     return FittedPart(model, notes=notes, error=error, points={"verify": points}), form
 
 
@@ -137,7 +149,8 @@ def _bootstrap(part: FittedPart[CostModel], form: Form, table: pd.DataFrame, see
         knees.append(again.knee)
         spread.append(np.abs(again.predict(table) / fitted - 1))
     how = f"bootstrap over {len(names)} {'runs' if by == 'block' else 'cells of few runs'}"
-    for i, name in enumerate(TERMS):
+    part.extra = {name: form.constants()[name] for name in BESIDE}
+    for i, name in enumerate(TERMS + BESIDE):
         draws = np.array([c[i] for c in constants])
         value = form.constants()[name]
         part.intervals[f"verify.{name}"] = interval(value, draws, len(names), how, (0.0, np.inf))
@@ -167,7 +180,7 @@ def _fit(
 
     def at(knee: float) -> tuple[float, Form]:
         terms = _terms(part, sharpness, knee)
-        mine = tuple(independent(terms, TERMS, ms)) if used is None else tuple(used)
+        mine = tuple(independent(terms, TERMS + BESIDE, ms)) if used is None else tuple(used)
         found = fit(terms[:, list(mine)], ms, weight)
         off = np.abs(terms[:, list(mine)] @ found / ms - 1)
         return float(np.sum(weight * np.minimum(off, CAPPED))), Form(sharpness, knee, mine, found)
@@ -187,14 +200,15 @@ def _fit(
 
 
 def _terms(table: pd.DataFrame, sharpness: float, knee: float) -> FloatArray:
-    """[rows, TERMS]."""
+    """[rows, TERMS + BESIDE]."""
+    loaded = table["drafter_loaded"].to_numpy(dtype=float)
     batch, tokens, context = (table[c].to_numpy(dtype=float) for c in ("batch", "tokens", "context"))
     if sharpness:
         high, low = np.maximum(tokens, knee), np.minimum(tokens, knee)
         rise = high * (1 + (low / high) ** sharpness) ** (1 / sharpness)
     else:
         rise = tokens
-    return np.stack([np.ones(len(table)), rise, batch, tokens * context, batch * context], axis=1)
+    return np.stack([np.ones(len(table)), rise, batch, tokens * context, batch * context, loaded, loaded * batch], axis=1)
 
 
 def _grid(table: pd.DataFrame) -> tuple[TableCost, float] | None:
