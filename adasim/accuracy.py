@@ -131,8 +131,8 @@ def held_out(cells: pd.DataFrame) -> pd.DataFrame:
 def ranking_of(measured: pd.DataFrame, cells: pd.DataFrame, point: Sequence[str]) -> pd.DataFrame:
     """A row a point: Kendall's tau of predicted and measured throughput over policies, and the pairs that differ.
 
-    A gap between two policies exceeds noise when it exceeds 1 % and the half-width of its interval: paired by seed, one
-    variance for all pairs of a point, all intervals of a point holding together. Pairs of held-out cells count, and of
+    A gap between two policies exceeds noise when it exceeds 1 % and the half-width of its interval: paired by seed,
+    variances pooled over pairs, all intervals of a point holding together. Pairs of held-out cells count, and of
     these with plain decoding.
     """
     rows = []
@@ -147,7 +147,7 @@ def ranking_of(measured: pd.DataFrame, cells: pd.DataFrame, point: Sequence[str]
             continue
         predicted = dict(zip(part["policy"], np.log(part["predicted_throughput_ratio"]), strict=True))
         gaps = {pair: logs[pair[0]] - logs[pair[1]] for pair in combinations(names, 2)}
-        noise = _half_widths(gaps)
+        noise = _half_widths(gaps, set(plain))
         clear = {p: float(g.mean()) for p, g in gaps.items() if abs(g.mean()) > max(noise[p], log(1 + MATERIAL))}
         wrong = [p for p, gap in clear.items() if (predicted[p[0]] - predicted[p[1]]) * gap <= 0]
         tau = kendalltau([logs[n].mean() for n in names], [predicted[n] for n in names]).statistic
@@ -160,17 +160,23 @@ def ranking_of(measured: pd.DataFrame, cells: pd.DataFrame, point: Sequence[str]
     return pd.DataFrame(rows)
 
 
-def _half_widths(gaps: Mapping[tuple[str, str], "pd.Series[float]"]) -> dict[tuple[str, str], float]:
-    """Of paired gaps; without repeats no gap is known to exceed noise."""
-    known = [g.dropna() for g in gaps.values()]
-    free = sum(len(g) - 1 for g in known if len(g) > 1)
-    if not free:
-        return dict.fromkeys(gaps, float("inf"))
-    variance = sum(float(g.var(ddof=1)) * (len(g) - 1) for g in known if len(g) > 1) / free
-    policies = len({name for pair in gaps for name in pair})
-    dof = (policies - 1) * (max(len(g) for g in known) - 1)  # pairs share policies: they know no more together
-    times = float(stdtrit(dof, (1 + simultaneous(len(gaps), CONFIDENCE)) / 2))
-    return {p: times * sqrt(variance / len(g)) if len(g) else float("inf") for p, g in zip(gaps, known, strict=True)}
+def _half_widths(gaps: Mapping[tuple[str, str], "pd.Series[float]"], plain: set[str]) -> dict[tuple[str, str], float]:
+    """Of paired gaps; without repeats no gap is known to exceed noise.
+
+    One variance for all pairs of policies, another for those with plain decoding, which share no luck with it.
+    """
+    found = dict.fromkeys(gaps, float("inf"))
+    for with_plain in (False, True):
+        known = {p: g.dropna() for p, g in gaps.items() if bool(plain & set(p)) == with_plain and g.count() > 1}
+        if not known:
+            continue
+        free = sum(len(g) - 1 for g in known.values())
+        variance = sum(float(g.var(ddof=1)) * (len(g) - 1) for g in known.values()) / free
+        policies = len({name for pair in known for name in pair})
+        dof = (policies - 1) * (max(len(g) for g in known.values()) - 1)  # pairs share policies: no more than these
+        times = float(stdtrit(dof, (1 + simultaneous(len(gaps), CONFIDENCE)) / 2))
+        found |= {p: times * sqrt(variance / len(g)) for p, g in known.items()}
+    return found
 
 
 def crossover_of(cells: pd.DataFrame, x: str | None, facets: Sequence[str]) -> pd.DataFrame:
