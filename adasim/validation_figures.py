@@ -87,12 +87,19 @@ def _heat(cells: pd.DataFrame, point: list[str]) -> Figure:
         ["" if isnan(v) else f"({v:+.0f})" if f is True or f == 1 else f"{v:+.0f}" for v, f in zip(a, b, strict=True)]
         for a, b in zip(values.to_numpy(), fitted.to_numpy(), strict=True)
     ]
-    figure, ax = plt.subplots(figsize=(0.62 * len(order[0]) + 4, 0.42 * len(order[1]) + 1.8), layout="constrained")
-    sns.heatmap(
-        values, annot=np.array(text), fmt="", cmap="vlag", center=0, vmin=-30, vmax=30, ax=ax, linewidths=0.5,
-        cbar_kws={"label": "error, %"},
-    )  # fmt: skip
-    ax.tick_params(axis="y", rotation=0)
+    size = (0.62 * len(order[0]) + 4, 0.42 * len(order[1]) + 1.8)
+    figure, ax = plt.subplots(figsize=size, layout="constrained")
+    shades = sns.color_palette("vlag", as_cmap=True)
+    colours = ax.pcolormesh(values.to_numpy(), cmap=shades, vmin=-30, vmax=30, edgecolors="w", linewidth=0.5)
+    figure.colorbar(colours, ax=ax, label="error, %")
+    for y, line in enumerate(text):
+        for x, words in enumerate(line):
+            strong = abs(values.iloc[y, x]) > 18
+            ax.text(x + 0.5, y + 0.5, words, ha="center", va="center", fontsize=9, color="w" if strong else "0.15")
+    ax.set_xticks(np.arange(len(order[0])) + 0.5, order[0])
+    ax.set_yticks(np.arange(len(order[1])) + 0.5, order[1])
+    ax.invert_yaxis()
+    ax.grid(visible=False)
     ax.set(xlabel=", ".join(short(point)), ylabel="")
     ax.tick_params(axis="x", rotation=60)
     return figure
