@@ -51,9 +51,7 @@ def profile_command(
 def calibrate_command(
     folders: Annotated[list[Path], typer.Argument(help="Folders that `adasim profile` and `adasim record` left.")],
     out: Annotated[Path, typer.Option(help="The profile to write, a .yaml file.")],
-    report: Annotated[
-        Path | None, typer.Option(help="Folder for the report. Default: the profile's name-report.")
-    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Folder for the report. Default: NAME-report.")] = None,
     acceptance: Annotated[
         str, typer.Option(metavar="KIND", help="curves, or recorded: replay the texts of full-block runs as they were.")
     ] = "curves",

@@ -8,6 +8,7 @@ from adasim.calibration.estimate.overhead import fit_overhead
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.estimate.prefill import fit_prefill
 from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.steps import machine_speed
 from adasim.calibration.estimate.verify import fit_verify
 
 
@@ -22,11 +23,12 @@ def fit_cost(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CostM
 
 def parts_of(trials: Sequence[RecordedTrial], seed: int = 0) -> dict[str, FittedPart]:
     """By name: verify (a CostModel), draft, prefill, overhead."""
+    speed = machine_speed(trials)
     return {
-        "verify": fit_verify(trials, seed),
-        "draft": fit_draft(trials, seed),
-        "prefill": fit_prefill(trials, seed),
-        "overhead": fit_overhead(trials, seed),
+        "verify": fit_verify(trials, seed, speed),
+        "draft": fit_draft(trials, seed, speed),
+        "prefill": fit_prefill(trials, seed, speed),
+        "overhead": fit_overhead(trials, seed, speed),
     }
 
 

@@ -7,24 +7,24 @@ import numpy as np
 from adasim.calibration.cost import LinearDraft
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.estimate.recording import RecordedTrial
-from adasim.calibration.estimate.steps import cells, rounds_table, speeds
+from adasim.calibration.estimate.steps import Speed, cells, machine_speed, rounds_table
 from adasim.calibration.estimate.terms import fit_terms
 from adasim.calibration.estimate.verify import regions
 
 CONTEXT_MATTERS = 0.1  # correlation of what is left with the context, beyond which a note tells
 
 
-def fit_draft(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[LinearDraft]:
+def fit_draft(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | None = None) -> FittedPart[LinearDraft]:
     """Draft time = base + per request + per position (anchors counted), one pass a round.
 
     Runs without drafts: all 0, and a note.
     """
+    speed = speed or machine_speed(trials)
     table = cells(rounds_table(trials), "draft_s")
     table = table[table["positions"] > 0]
     if table.empty:
         return FittedPart(LinearDraft(), notes=["draft: no round drafted; drafting is taken to be free"])
-    factor = speeds(table, "draft_s")
-    table = table.assign(ms=1e3 * table["draft_s"] / table["block"].map(factor).to_numpy())
+    table = table.assign(ms=speed.steady_ms(table, "draft_s"))
     columns = {
         "base_ms": np.ones(len(table)),
         "per_position_ms": table["positions"].to_numpy(),

@@ -7,21 +7,21 @@ import numpy as np
 from adasim.calibration.cost import Overhead
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.estimate.recording import RecordedTrial
-from adasim.calibration.estimate.steps import cells, rounds_table, speeds
+from adasim.calibration.estimate.steps import Speed, cells, machine_speed, rounds_table
 from adasim.calibration.estimate.terms import fit_terms
 from adasim.calibration.estimate.verify import regions
 
 
-def fit_overhead(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[Overhead]:
+def fit_overhead(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | None = None) -> FittedPart[Overhead]:
     """What rounds pay for deciding, bookkeeping and scheduling; pauses between steps are counted.
 
     Rounds without any: all 0, and a note.
     """
+    speed = speed or machine_speed(trials)
     table = cells(rounds_table(trials), "overhead_s", ("reads_head", "drafter_loaded"))
     if table.empty:
         return FittedPart(Overhead(), notes=["overhead: none was recorded"])
-    factor = speeds(table, "overhead_s")
-    table = table.assign(ms=1e3 * table["overhead_s"] / table["block"].map(factor).to_numpy())
+    table = table.assign(ms=speed.steady_ms(table, "overhead_s"))
     drafts = (table["positions"] > 0).to_numpy(dtype=float)
     columns = {
         "round_ms": np.ones(len(table)),

@@ -7,23 +7,23 @@ import numpy as np
 from adasim.calibration.cost import LinearPrefill
 from adasim.calibration.estimate.part import FittedPart, residual
 from adasim.calibration.estimate.recording import RecordedTrial
-from adasim.calibration.estimate.steps import cells, prefills_table, speeds
+from adasim.calibration.estimate.steps import Speed, cells, machine_speed, prefills_table
 from adasim.calibration.estimate.terms import fit_terms
 
 LEAST = 3  # prefills; fewer say nothing
 EDGES = (64, 256, 1024)  # prompt tokens of a step
 
 
-def fit_prefill(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[LinearPrefill]:
+def fit_prefill(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | None = None) -> FittedPart[LinearPrefill]:
     """Prefill time = base + per token, of steps that do nothing else. Scheduling pauses before them are counted.
 
     Too few prefills: not modelled, and a note.
     """
+    speed = speed or machine_speed(trials)
     table = cells(prefills_table(trials), "prefill_s") if len(prefills_table(trials)) else None
     if table is None or table["count"].sum() < LEAST:
         return FittedPart(LinearPrefill(), notes=["prefill: too few were recorded; not modelled"])
-    factor = speeds(table, "prefill_s")
-    table = table.assign(ms=1e3 * table["prefill_s"] / table["block"].map(factor).to_numpy())
+    table = table.assign(ms=speed.steady_ms(table, "prefill_s"))
     tokens = table["tokens"].to_numpy()
     columns = {"per_token_ms": tokens, "base_ms": np.ones(len(table))}
     constants, intervals, notes, fitted, width = fit_terms(table, columns, "prefill", seed)

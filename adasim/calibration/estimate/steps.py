@@ -1,6 +1,7 @@
 """Steps of recorded runs as rows to fit times to."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -11,6 +12,7 @@ from adasim.types import FloatArray
 
 TOKENS_BIN, CONTEXT_BIN = 0.03, 0.15  # of logarithms: what is that close together is one cell
 BLOCK_S = 20.0  # in which a machine's speed is taken to be steady
+PASSES = 12  # of the median polish
 SKIPPED = 1  # rounds at a run's start: they pay for what later ones find ready
 
 
@@ -132,19 +134,55 @@ def cells(rows: pd.DataFrame, value: str, flags: Sequence[str] = ()) -> pd.DataF
     return kept.groupby(["block", "cell"], as_index=False).agg(**how, count=(value, "size"))
 
 
-def speeds(table: pd.DataFrame, value: str) -> pd.Series:
-    """How much slower than usual each block was, by what it shares with others: a factor of its times by block.
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """How much slower than usual the machine was.
 
-    Logarithms of times are a cell's plus a block's; both by medians, in turn (median polish). Blocks that share no cell
-    with others have a factor of 1.
+    Attributes:
+        factors: of times, by block; 1 where nothing ties a block to others.
+        tied: blocks that share a cell with another.
     """
-    logs = np.log(table[value])
-    shared = table.groupby("cell")["block"].transform("nunique") > 1
-    factors = pd.Series(0.0, index=pd.Index(table["block"].unique(), name="block"))
-    if shared.any():
-        part, y = table[shared], logs[shared]
-        for _ in range(8):
-            cell = (y - part["block"].map(factors)).groupby(part["cell"]).transform("median")
-            factors.update((y - cell).groupby(part["block"]).median())
+
+    factors: "pd.Series[float]"
+    tied: int
+
+    def steady_ms(self, table: pd.DataFrame, value: str) -> FloatArray:
+        """Milliseconds of ``value`` (seconds) as on the machine at its usual speed, [rows]."""
+        slow = table["block"].map(self.factors).fillna(1.0).to_numpy(dtype=float)
+        return 1e3 * table[value].to_numpy(dtype=float) / slow
+
+
+def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
+    """The machine's speed in every block, by steps that several blocks made, whatever part of them.
+
+    Logarithms of times are a cell's plus a block's; both by medians, in turn (median polish).
+    """
+    rounds, prefills = rounds_table(trials), prefills_table(trials)
+    parts = {
+        "verify_s": cells(rounds, "verify_s", ("drafter_loaded",)),
+        "draft_s": cells(rounds, "draft_s"),
+        "overhead_s": cells(rounds, "overhead_s", ("reads_head", "drafter_loaded")),
+        "prefill_s": cells(prefills, "prefill_s"),
+    }
+    kept = [
+        pd.DataFrame({"block": t["block"], "cell": [f"{name} {c}" for c in t["cell"]], "y": np.log(t[name])})
+        for name, t in parts.items()
+        if len(t)
+    ]
+    table = pd.concat(kept, ignore_index=True)
+    factors = pd.Series(0.0, index=pd.Index(sorted(table["block"].unique(), key=_in_order(trials)), name="block"))
+    part = table[table.groupby("cell")["block"].transform("nunique") > 1]
+    if len(part):
+        for _ in range(PASSES):
+            cell = (part["y"] - part["block"].map(factors)).groupby(part["cell"]).transform("median")
+            factors.update((part["y"] - cell).groupby(part["block"]).median())
         factors -= factors.median()
-    return np.exp(factors)
+    return Speed(np.exp(factors), part["block"].nunique())
+
+
+def _in_order(trials: Sequence[RecordedTrial]) -> Callable[[str], int]:
+    """Key that sorts blocks by when they were measured."""
+    names = blocks(trials)
+    order = sorted(range(len(trials)), key=lambda i: (trials[i].began_s or 0.0, i))
+    first = {names[i]: n for n, i in reversed(list(enumerate(order)))}
+    return lambda name: first[name]

@@ -22,7 +22,7 @@ from adasim.calibration.estimate.part import (
 )
 from adasim.calibration.estimate.recording import RecordedTrial
 from adasim.calibration.estimate.regression import fit, independent
-from adasim.calibration.estimate.steps import cells, rounds_table, speeds
+from adasim.calibration.estimate.steps import Speed, cells, machine_speed, rounds_table
 from adasim.calibration.pass_cost import PassCost
 from adasim.errors import InputError
 from adasim.types import FloatArray
@@ -67,12 +67,13 @@ class Form:
         return _terms(table, self.sharpness, self.knee)[:, mine] @ found if mine else np.zeros(len(table))
 
 
-def fit_verify(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CostModel]:
+def fit_verify(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | None = None) -> FittedPart[CostModel]:
     """The cost model of verification, without draft, prefill and overhead.
 
     Raises:
         InputError: too few different passes to fit anything.
     """
+    speed = speed or machine_speed(trials)
     table = cells(rounds_table(trials), "verify_s", ("drafter_loaded",))
     table = table.sample(MOST_CELLS, random_state=seed).sort_index() if len(table) > MOST_CELLS else table
     different, lengths = table["cell"].nunique(), table["tokens"].round().nunique()
@@ -81,15 +82,14 @@ def fit_verify(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[Cos
             f"verify: the grid is too thin: {different} different passes of {lengths} different token counts; needs "
             f"{LEAST_CELLS} passes and {LEAST_TOKENS} token counts. Record other batch sizes or verify lengths"
         )
-    factor = speeds(table, "verify_s")
-    table = table.assign(ms=1e3 * table["verify_s"] / table["block"].map(factor).to_numpy())
+    table = table.assign(ms=speed.steady_ms(table, "verify_s"))
     part, form = _choose(table, seed)
     _bootstrap(part, form, table, seed)
     part.residuals = regions("verify", table, part.points["verify"]["fitted_ms"].to_numpy())
     part.ranges = {name: _range(table[name]) for name in ("batch", "tokens", "context")}
     part.counts = {"passes": int(table["count"].sum()), "verify cells": different, "blocks": table["block"].nunique()}
-    part.points["speed"] = factor.rename("factor").reset_index()
-    part.notes += _drift(table, factor)
+    part.points["speed"] = speed.factors.rename("factor").reset_index()
+    part.notes += _drift(speed)
     return part
 
 
@@ -270,16 +270,14 @@ def _between(edges: Sequence[int], i: int) -> str:
     return f"{edges[i - 1] + 1}-{edges[i]}" if i < len(edges) else f"over {edges[-1]}"
 
 
-def _drift(table: pd.DataFrame, factor: "pd.Series[Any]") -> list[str]:
-    blocks = len(factor)
-    shared = table.groupby("cell")["block"].transform("nunique") > 1
-    tied = table.loc[shared, "block"].nunique()
-    if tied < 2:
-        return [f"speed of the host: no pass was repeated in another run, so its drift over {blocks} runs is unknown"]
-    low, high = factor.quantile([0.05, 0.95])
+def _drift(speed: Speed) -> list[str]:
+    runs = len(speed.factors)
+    if speed.tied < 2:
+        return [f"speed of the machine: no step was made in two runs alike, so its drift over {runs} runs is unknown"]
+    low, high = speed.factors.quantile([0.05, 0.95])
     return [
-        f"speed of the host: times of the {blocks} runs ({tied} share passes with others) differ by a factor of "
-        f"{high / low:.2f} (5th to 95th percentile); taken out before fitting"
+        f"speed of the machine: {runs} runs, of which {speed.tied} made steps that others made too, differ by a factor "
+        f"of {high / low:.2f} (5th to 95th percentile); taken out before fitting"
     ]
 
 
