@@ -28,23 +28,26 @@ LEAST_REPORTS = 50  # of a length head, to judge it by
 SMALL_S = 1e-7  # a step; what is taken for nothing
 
 
-def levels(records: Records, cost: CostModel, *, reads_head: bool, drafter_loaded: bool) -> Adjust:
+def levels(measured: pd.DataFrame, modelled: pd.DataFrame, speed: float = 1.0) -> Adjust:
     """Measured over modelled seconds of each part, over all steps of a run: the model's form, the run's own level.
 
-    Steps are priced at their own batch, tokens and mean context. A part that the model or the run takes for nothing keeps
-    its level.
+    A part that the model or the run takes for nothing keeps its level.
+
+    Args:
+        measured: ``StepRecord`` columns.
+        modelled: of the same steps, see :func:`step_seconds`.
+        speed: how many times longer everything took; no part's own.
     """
-    modelled = step_seconds(records.steps, cost, reads_head=reads_head, drafter_loaded=drafter_loaded)
     factors = {}
     for part in TIMES:
-        there, here = float(modelled[part].sum()), float(records.steps[f"{part}_s"].sum())
-        if min(there, here) > SMALL_S * len(records.steps):
-            factors[part] = float(np.clip(here / there, 0.01, 100))
+        there, here = float(modelled[part].sum()), float(measured[f"{part}_s"].sum())
+        if min(there, here) > SMALL_S * len(measured):
+            factors[part] = float(np.clip(here / there / speed, 0.01, 100))
     return Adjust.model_validate(factors)
 
 
 def step_seconds(steps: pd.DataFrame, cost: CostModel, *, reads_head: bool, drafter_loaded: bool) -> pd.DataFrame:
-    """What a cost model says of recorded steps: seconds by part, a row a step."""
+    """What a cost model says of recorded steps at their own batch, tokens and context: seconds by part, a row each."""
     numbers = steps[["decoding", "draft_tokens", "verify_tokens", "context", "prefill_tokens"]].to_numpy(dtype=float)
     rows = []
     for decoding, drafts, verified, context, prefill in numbers.tolist():
@@ -135,7 +138,7 @@ class Attribution:
     references: Mapping[tuple[object, ...], Sequence[Run]]
     blind: Mapping[tuple[object, ...], Sequence[Run]]
     advance: Callable[[], None] = lambda: None
-    _levels: dict[tuple[object, ...], Adjust] = field(default_factory=dict)
+    _levels: dict[tuple[object, ...], tuple[float, Adjust]] = field(default_factory=dict)
 
     def rows(self, run: Run, pair: Pair, measured: float) -> list[dict[str, Any]]:
         """Errors of throughput over plain decoding with each part swapped, and with all: log(predicted / measured).
@@ -169,8 +172,9 @@ class Attribution:
         records, twin = run.records(), pair.policy
         policy, cost = twin.policy, twin.backend.calibrated_cost
         reads = bool(policy.needs & {"survival", "accept_len"})
-        own = levels(records, cost, reads_head=reads, drafter_loaded=policy.loads_drafter)
-        plain = self._plain_levels(run, pair)
+        says = step_seconds(records.steps, cost, reads_head=reads, drafter_loaded=policy.loads_drafter)
+        speed, plain = self._plain_levels(run, pair)
+        own = levels(records.steps, says, speed)
         found: dict[str, tuple[Change, Change]] = {}
         for part in TIMES:
             if part in own.model_fields_set | plain.model_fields_set:
@@ -193,16 +197,14 @@ class Attribution:
             return records.blocks
         return pd.concat([r.records().blocks for r in beside], ignore_index=True)
 
-    def _plain_levels(self, run: Run, pair: Pair) -> Adjust:
-        """The level of plain decoding beside a run, over all its references."""
+    def _plain_levels(self, run: Run, pair: Pair) -> tuple[float, Adjust]:
+        """How many times slower the machine was at plain decoding beside a run, and the level of its parts in that."""
         if run.place not in self._levels:
-            cost, policy = pair.reference.backend.calibrated_cost, pair.reference.policy
-            found = [
-                levels(r.records(), cost, reads_head=False, drafter_loaded=policy.loads_drafter)
-                for r in self.references[run.place]
-            ]
-            means = {p: float(np.mean([getattr(f, p) for f in found])) for p in TIMES if p in found[0].model_fields_set}
-            self._levels[run.place] = Adjust.model_validate(means)
+            cost, loaded = pair.reference.backend.calibrated_cost, pair.reference.policy.loads_drafter
+            steps = pd.concat([r.records().steps for r in self.references[run.place]], ignore_index=True)
+            says = step_seconds(steps, cost, reads_head=False, drafter_loaded=loaded)
+            speed = float(steps[[f"{part}_s" for part in TIMES]].to_numpy().sum() / says.to_numpy().sum())
+            self._levels[run.place] = speed, levels(steps, says, speed)
         return self._levels[run.place]
 
 

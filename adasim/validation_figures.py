@@ -94,8 +94,8 @@ def _heat(cells: pd.DataFrame, point: list[str]) -> Figure:
     figure.colorbar(colours, ax=ax, label="error, %")
     for y, line in enumerate(text):
         for x, words in enumerate(line):
-            strong = abs(values.iloc[y, x]) > 18
-            ax.text(x + 0.5, y + 0.5, words, ha="center", va="center", fontsize=9, color="w" if strong else "0.15")
+            colour = "w" if abs(values.to_numpy()[y, x]) > 18 else "0.15"
+            ax.text(x + 0.5, y + 0.5, words, ha="center", va="center", fontsize=9, color=colour)
     ax.set_xticks(np.arange(len(order[0])) + 0.5, order[0])
     ax.set_yticks(np.arange(len(order[1])) + 0.5, order[1])
     ax.invert_yaxis()

@@ -23,6 +23,8 @@ WORDS = {
     "itl_p95_ms": "ITL p95 ms", "itl_p99_ms": "ITL p99 ms",
 }  # fmt: skip
 
+WORTH = 0.1  # of the error; a part that removes less is not named
+
 
 @dataclass(slots=True)
 class Findings:
@@ -68,12 +70,14 @@ def answer(found: Findings) -> list[str]:
     if unknown:
         says.append(f"Cannot be judged: {'; '.join(b.what for b in unknown)}.")
     parts = found.attribution[found.attribution["part"] != ALL] if len(found.attribution) else found.attribution
-    if len(parts) and parts.iloc[0]["removed"] > 0:
+    if len(parts) and parts.iloc[0]["removed"] > WORTH * parts.iloc[0]["before"]:
         top = parts.iloc[0]
         says.append(
-            f"Most of the error is in {top['part']}: measured in its place, it leaves {top['swapped']:.1%} of "
+            f"What matters most is {top['part']}: measured in its place, it leaves {top['swapped']:.1%} of "
             f"{top['before']:.1%}."
         )
+    elif len(parts):
+        says.append("No part of the model, measured in its place, removes a tenth of the error: noise, or its form.")
     return says
 
 
@@ -108,9 +112,10 @@ def method(found: Findings, settings: Validation) -> list[str]:
         "Ranking: a gap between two policies exceeds noise when it exceeds 1 % and its interval, all gaps of a point "
         "together (Bonferroni), variance pooled over pairs. Without repeats no gap does.",
         "Crossover: the load after the last one at which a policy beats plain decoding.",
-        "Attribution: times keep the profile's form and take the run's own level, part by part; acceptance is the run's "
-        "own survival (product-limit; of the fixed lengths beside it where a policy cut by what it saw); the head's bias "
-        "and noise are its own. What a part removes alone may be hidden by another's error of the opposite sign.",
+        "Attribution: times keep the profile's form and take the run's own level, part by part, relative to the "
+        "machine's speed at plain decoding beside it. Acceptance is the run's own survival (product-limit; that of fixed lengths "
+        "beside it where a policy cut by what it saw); the head's bias and noise are its own. What a part removes alone "
+        "may be hidden by another's error of the opposite sign.",
     ]
 
 

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log
+from math import exp, log
 from typing import Literal
 
 import numpy as np
@@ -87,11 +87,12 @@ class Moved:
 class Watcher:
     """Takes runs one by one.
 
-    A run's seconds of each part are divided by what the profile says of the same steps; the logarithm, beyond the
-    profile's interval and in units of half of it, is a score. A finished request's tau is ranked among those of simulated
-    twins at the upper and at the lower end of the interval; the normal quantile of the rank is its score, whatever the
-    distribution. While the truth is inside its interval, each stream alarms falsely at most once in the stated number of
-    runs or requests (Siegmund 1985), where runs scatter by at most half the interval and requests as the twins do.
+    A run's seconds of each part are divided by what the profile says of the same steps; the logarithm of the median,
+    beyond the profile's interval and in units of half of it, is a score. A finished request's tau is ranked among those
+    of simulated twins at the upper and at the lower end of the interval; the normal quantile of the rank is its score,
+    whatever the distribution. While the truth is inside its interval, each stream alarms falsely at most once in the
+    stated number of runs or requests (Siegmund 1985), where runs scatter by at most half the interval and requests as
+    the twins do.
 
     A text counts once: runs of one seed answer the same requests, whatever the policy and the load.
     """
@@ -130,14 +131,16 @@ class Watcher:
         says = step_seconds(steps, cost, reads_head=reads, drafter_loaded=policy.loads_drafter)
         total, moved = float((steps["end_s"] - steps["start_s"]).sum()), []
         for part in TIMES:
-            there, here = float(says[part].sum()), float(steps[f"{part}_s"].sum())
-            if min(there, here) < max(LEAST_SHARE * total, SMALL_S * len(steps)):
+            here = steps[f"{part}_s"]
+            active = (says[part] > SMALL_S) & (here > SMALL_S)
+            if min(says[part].sum(), here.sum()) < LEAST_SHARE * total or not active.any():
                 continue
             width = log(1 + self.interval(part))
-            off = log(here / there)
+            ratios = (here[active] / says[part][active]).to_numpy(dtype=np.float64)
+            off = float(np.median(np.log(ratios)))  # steps that something held up count little
             for direction, sign in SIDES.items():
                 side = self._cost[part, direction]
-                if side.take((sign * off - width) / (width / 2), here, there):
+                if side.take((sign * off - width) / (width / 2), exp(off), 1.0):
                     moved.append(Moved(f"cost of {part}", direction, side, name, self.interval(part)))
         return moved
 

@@ -45,7 +45,7 @@ def test_errors_by_hand() -> None:
 
 def test_a_prediction_is_as_wide_as_its_luck_and_the_profiles_uncertainty() -> None:
     sims = [runs({("a", 1): [x, x]}, luck=i) for i, x in enumerate(np.exp([-0.1, 0.0, 0.1]))]
-    uncertain = {("a", "code", 1): {"throughput_ratio": 0.3}}
+    uncertain: dict[tuple[object, ...], dict[str, float]] = {("a", "code", 1): {"throughput_ratio": 0.3}}
     table = cells_of(runs({("a", 1): [1.0, 1.0]}), pd.concat(sims), POINT, set(), uncertain)
     luck = 1.96 * 0.1 / np.sqrt(2)
     assert table["predicted_throughput_ratio_hw"].iloc[0] == pytest.approx(np.hypot(luck, 0.3))

@@ -30,9 +30,13 @@ def test_a_true_profile_with_the_same_luck_gives_the_same_bytes(policy: dict[str
 def test_requests_are_those_that_were_served() -> None:
     """A model that ended early gave fewer tokens: the twin is asked for so many."""
     scenario, records = trial({"kind": "head"})
-    records.requests.loc[3, ["tokens", "prompt_len"]] = [11, 99]
-    records.requests.loc[4, ["tokens", "status"]] = [11, "running"]
-    served = as_served(records.requests, scenario.workload)
+    third, fourth = (records.requests["request"] == i for i in (3, 4))
+    changed = records.requests.assign(
+        tokens=records.requests["tokens"].mask(third | fourth, 11),
+        prompt_len=records.requests["prompt_len"].mask(third, 99),
+        status=records.requests["status"].mask(fourth, "running"),
+    )
+    served = as_served(changed, scenario.workload)
     assert [(r.prompt_len, r.output_len) for r in served[2:5]] == [(64, 48), (99, 11), (64, 48)]
     assert [r.id for r in served] == list(range(12))
 

@@ -10,7 +10,7 @@ import yaml
 
 from adasim.calibration.fitted_on import FittedRun, cell_of
 from adasim.cli import main
-from adasim.experiment import Failure
+from adasim.experiment import Failure, run_trial
 from adasim.identity import EngineIdentity
 from adasim.validation import check_engine, fitted_cells
 from tests.validating import COST, measured, plan, profile, raw
@@ -96,9 +96,7 @@ def test_an_unfinished_measurement_decides_nothing(tmp_path: Path, capsys: pytes
 
 
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from adasim import executors
-
-    real, count = executors.run_trial, 0
+    real, count = run_trial, 0
 
     def stopping(*arguments: Any) -> Failure | None:
         nonlocal count
@@ -107,7 +105,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path, monkeypatch: pytest.Monke
             raise KeyboardInterrupt
         return real(*arguments)
 
-    monkeypatch.setattr(executors, "run_trial", stopping)
+    monkeypatch.setattr("adasim.executors.run_trial", stopping)
     arguments = files(tmp_path)
     assert adasim(*arguments) == 130
     assert len(list((tmp_path / "out" / "trials").iterdir())) == 2
