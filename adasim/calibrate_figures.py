@@ -114,12 +114,15 @@ def _residuals(residuals: list[Residual]) -> Figure:
     texts = table.pivot(index="batch", columns="tokens", values="text").loc[order["batch"], order["tokens"]].fillna("")
     figure, ax = plt.subplots(figsize=(2.0 * values.shape[1] + 2.5, 0.85 * values.shape[0] + 1.6), layout="constrained")
     reach = max(5.0, float(np.nanmax(np.abs(values.to_numpy()))))
-    sns.heatmap(
-        values, ax=ax, cmap="vlag", center=0, vmin=-reach, vmax=reach, annot=texts, fmt="", linewidths=1,
-        cbar_kws={"label": "fit over measured, %"}, annot_kws={"fontsize": 9},
-    )  # fmt: skip
+    image = ax.imshow(values, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto")
+    for (row, column), text in np.ndenumerate(texts.to_numpy()):
+        dark = abs(np.nan_to_num(values.to_numpy()[row, column])) > 0.6 * reach
+        ax.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if dark else "0.1")
+    figure.colorbar(image, ax=ax, label="fit over measured, %")
+    ax.set_xticks(range(values.shape[1]), list(values.columns))
+    ax.set_yticks(range(values.shape[0]), list(values.index))
+    ax.grid(visible=False)
     ax.set(xlabel="tokens a request", ylabel="batch")
-    ax.tick_params(axis="y", rotation=0)
     return figure
 
 
