@@ -24,7 +24,7 @@ CAPTIONS = {
     "cells).",
     "draft_prefill": "Drafting against positions filled (anchors counted), and prefills against prompt tokens.",
     "overhead": "What rounds take outside draft and verification, pauses before them included, by what they did; crosses "
-    "are the fit.",
+    "are the fit (outliers beyond the axis are not shown).",
     "speed": "How much slower than usual the machine was in each run or stretch of time; 1 where nothing was repeated.",
     "survival": "P(first k drafts accepted) of full blocks with 95 % intervals; points are counted among blocks that "
     "verified so far, in the runs as they were. Shaded: too few drafts were verified there, extrapolated.",
@@ -134,7 +134,7 @@ def _lines(tables: dict[str, pd.DataFrame]) -> Figure:
         part = table.sort_values(x)
         ax.scatter(part[x], part["ms"], s=16, alpha=0.6, label="measured")
         ax.plot(part[x], part["fitted_ms"], "x", color="firebrick", markersize=5, label="fit")
-        ax.set(xlabel=words, ylabel=f"{name}, ms", ylim=(0, 1.1 * float(part["ms"].quantile(0.98))))
+        ax.set(xlabel=words, ylabel=f"{name}, ms", ylim=(0, _top(part)))
         ax.legend(frameon=False)
     return figure
 
@@ -151,9 +151,15 @@ def _overhead(points: pd.DataFrame) -> Figure:
         if len(part):
             ax.scatter(part["batch"], part["ms"], s=18, alpha=0.55, color=colour, label=name)
             ax.plot(part["batch"], part["fitted_ms"], "x", color=colour, markersize=6)
-    ax.set(xlabel="batch", ylabel="ms a round", ylim=(0, 1.15 * float(points["ms"].quantile(0.98))))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="batch", ylabel="ms a round", ylim=(0, _top(points)))
     figure.legend(loc="outside right upper", frameon=False)
     return figure
+
+
+def _top(points: pd.DataFrame) -> float:
+    """Where an axis ends that leaves the worst outliers out, but no fit."""
+    return 1.2 * float(max(points["ms"].quantile(0.9), points["fitted_ms"].max()))
 
 
 def _speed(points: pd.DataFrame) -> Figure:

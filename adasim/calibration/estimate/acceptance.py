@@ -19,7 +19,7 @@ from adasim.types import FloatArray
 
 LEAST_AT_RISK = 10  # drafts that could have been accepted; with fewer a position counts as unknown
 LEAST_WHOLE = 300  # full-block rounds with which their own survival needs no model
-MOST_REQUESTS = 300  # of a domain, whose sequences are looked at
+MOST_REQUESTS = 160  # of a domain, whose sequences are looked at
 LEAST_REQUESTS = 8  # in all, to tell how requests differ
 MODEL_DRAWS = 100
 
