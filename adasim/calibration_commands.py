@@ -109,7 +109,7 @@ def _show(campaign: "Campaign", tables: "Profiled | None", *, as_json: bool) -> 
 
     errors = failed_lines(campaign.failures)
     missing = too_thin(campaign)
-    says = answer(campaign, tables)
+    says = answer(campaign, tables, most=4)
     shown = {} if tables is None else {n: t for n, t in tables._asdict().items() if n != "follows"}
     name = campaign.design.plan.scenario.name
     show_answer(name, campaign.out, says, shown, [*errors, *missing], as_json=as_json, report="report.md")

@@ -237,6 +237,9 @@ def test_a_budget_too_short_says_how_much_is_missing(scenario_file: Path, tmp_pa
     (says,) = too_thin(short)
     assert "the profile is too thin: not measured: " in says
     assert "go on with --resume" in says
+    (shown,) = left_out(short, most=2)
+    assert shown.endswith(f"and {len(short.never()) - 2} more visits")
+    assert all(v.place in left_out(short)[0] for v in short.never())
 
 
 def test_resume_goes_on_and_ends_with_the_same_runs(scenario_file: Path, tmp_path: Path, world: World) -> None:

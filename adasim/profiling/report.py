@@ -68,11 +68,11 @@ def _page(campaign: Campaign, tables: Profiled) -> str:
     )
 
 
-def answer(campaign: Campaign, tables: Profiled | None) -> list[str]:
-    """What was found and what was not, in sentences."""
+def answer(campaign: Campaign, tables: Profiled | None, most: int | None = None) -> list[str]:
+    """What was found and what was not, in sentences; ``most``: see :func:`left_out`."""
     says = [] if tables is None else lines(tables)
     made = f"{len(campaign.made())} runs, {0 if tables is None else len(tables.points)} points"
-    return [made, *says, *campaign.design.notes, *left_out(campaign)]
+    return [made, *says, *campaign.design.notes, *left_out(campaign, most)]
 
 
 def too_thin(campaign: Campaign) -> list[str]:
@@ -85,12 +85,13 @@ def too_thin(campaign: Campaign) -> list[str]:
     return [f"the profile is too thin: not measured: {places}; go on with --resume and about {seconds:.0f} s more"]
 
 
-def left_out(campaign: Campaign) -> list[str]:
-    """What the budget left out."""
+def left_out(campaign: Campaign, most: int | None = None) -> list[str]:
+    """What the budget left out; ``most`` visits by name, null = all."""
     left, never = campaign.left(), campaign.never()
     if not left:
         return []
     repeats = sum(n for _, n in left)
     says = f"Left out by the budget: {repeats} runs, about {campaign.more_s():.0f} s more (--resume goes on)"
-    places = "; ".join(v.place for v in never)
+    more = len(never) - most if most is not None and len(never) > most + 1 else 0
+    places = "; ".join(v.place for v in never[: len(never) - more]) + (f"; and {more} more visits" if more else "")
     return [f"{says}; never measured: {places}" if never else f"{says}; every visit was made at least once"]
