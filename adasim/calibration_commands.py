@@ -1,6 +1,7 @@
 """Commands that measure a real engine, fit the simulator to it, and check its predictions."""
 
 import re
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -29,17 +30,17 @@ def profile_command(
     Acceptance is forced, so that cost is told from luck. The most informative runs come first; what the budget leaves out
     is named, and --resume goes on. `profile:` in the scenario (or --set profile.batches=[1,8]) replaces the derived grid.
     """
+    began_s, budget_s = time.monotonic(), seconds_of(budget)
     from adasim.plan import load
     from adasim.profiling.campaign import Campaign
     from adasim.profiling.design import design
     from adasim.profiling.report import ready, write
     from adasim.screen import budget_bar
 
-    budget_s = seconds_of(budget)
     found = design(load(scenario, settings or []))
     folder = out or Path("reports") / f"{found.plan.scenario.name}-profile"
     with budget_bar(budget_s, quiet=as_json) as say:
-        campaign = Campaign(found, folder, budget_s, say)
+        campaign = Campaign(found, folder, budget_s, say, began_s=began_s)
         ready(campaign, resume=resume, overwrite=overwrite)
         campaign.measure()
     tables = write(campaign)
@@ -108,10 +109,10 @@ def _show(campaign: "Campaign", tables: "Profiled | None", *, as_json: bool) -> 
 
     errors = failed_lines(campaign.failures)
     missing = too_thin(campaign)
-    says = answer(campaign, tables)
-    shown = {} if tables is None else tables._asdict()
+    says = answer(campaign, tables, most=4)
+    shown = {} if tables is None else {n: t for n, t in tables._asdict().items() if n != "follows"}
     name = campaign.design.plan.scenario.name
-    show_answer(name, campaign.out, says, shown, [*errors, *missing], as_json=as_json, report="tables/profile_points.csv")
+    show_answer(name, campaign.out, says, shown, [*errors, *missing], as_json=as_json, report="report.md")
     show_errors([*errors, *missing])
     exit_on(campaign.failures)
     if missing:

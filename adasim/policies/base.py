@@ -29,7 +29,10 @@ class Policy(Component, ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the engine must provide: any of "survival", "accept_len", "margin", "cost", "truth"."""
+        """What the engine must provide: any of "survival", "accept_len", "margin", "cost", "truth".
+
+        Checked at the start. A real engine looks again in every round, and computes no more than it asks for then.
+        """
         return frozenset()
 
     @property

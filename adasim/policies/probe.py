@@ -1,5 +1,7 @@
 """Rounds of every shape in turn: a policy to measure costs with."""
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Literal, Self
 
 import numpy as np
@@ -13,12 +15,14 @@ from adasim.types import BatchView, Component, DraftView, EngineCaps, IntArray, 
 class Shape(Component):
     """Lengths of one round: ``draft_len`` drafts of every request, ``verify_len`` tokens verified, anchor counted.
 
-    ``ragged``: each request's verify length is drawn, evenly around ``verify_len`` and not below 2.
+    ``ragged``: each request's verify length is drawn, evenly around ``verify_len`` and not below 2. ``reads``: what the
+    engine is asked for beside drafts, and nobody uses: the price of heads.
     """
 
     draft_len: int = Field(ge=0)
     verify_len: int = Field(ge=1)
     ragged: bool = False
+    reads: tuple[Literal["survival", "accept_len", "margin"], ...] = Field(default=(), strict=False)
 
     @model_validator(mode="after")
     def _drafted(self) -> Self:
@@ -40,9 +44,8 @@ class Shape(Component):
 class Probe(Policy):
     """Visits every shape of ``shapes`` equally often, in an order drawn anew each time through, to measure costs.
 
-    The first of them is played once more at the start: a run's first round pays for what later ones find ready. Also
-    asks the engine for what ``reads`` names, and makes no use of it: the price of heads. ``seed`` draws orders and
-    ragged lengths. Not meant for serving.
+    The first of them is played once more at the start: a run's first round pays for what later ones find ready. ``seed``
+    draws orders and ragged lengths. Not meant for serving.
     """
 
     kind: Literal["probe"] = "probe"
@@ -55,36 +58,43 @@ class Probe(Policy):
         ],
         min_length=1,
     )
-    reads: list[Literal["survival", "accept_len", "margin"]] = Field(default_factory=list)
     seed: int = Field(default=0, ge=0)
     _rng: np.random.Generator = PrivateAttr()
-    _left: list[Shape] = PrivateAttr()
-    _shape: Shape = PrivateAttr()
+    _next: Iterator[Shape] = PrivateAttr()
+    _shape: Shape | None = PrivateAttr(default=None)
 
     @property
     def needs(self) -> frozenset[str]:
-        """What ``reads`` names."""
-        return frozenset(self.reads)
+        """What the round's shape reads; before the first, what any of them does."""
+        shapes = self.shapes if self._shape is None else [self._shape]
+        return frozenset(name for s in shapes for name in s.reads)
 
     def start(self, caps: EngineCaps) -> None:
         """Back to the first order; every shape must fit the engine's block."""
         longest = max(s.draft_len for s in self.shapes)
         if longest > caps.max_draft_len:
             raise InputError(f"{self.label}: draft_len {longest}; the engine drafts 0..{caps.max_draft_len}")
-        self._rng = np.random.default_rng(self.seed)
-        self._left = [self.shapes[0]]
-        self._shape = self.shapes[0]
+        self._rng, self._next, self._shape = np.random.default_rng([self.seed, 1]), self._played(), None
+
+    def played(self, rounds: int) -> list[Shape]:
+        """Shapes of the first ``rounds`` rounds of a run, in order: what its records were made by."""
+        return list(islice(self._played(), rounds))
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Those of the next shape, [n]."""
-        if not self._left:
-            self._left = [self.shapes[i] for i in self._rng.permutation(len(self.shapes))]
-        self._shape = self._left.pop()
+        self._shape = next(self._next)
         return constant(len(batch), self._shape.draft_len)
 
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """Those of the same shape, [n]."""
+        assert self._shape is not None
         low, high = self._shape.bounds
         if low == high:
             return constant(len(batch), low)
         return self._rng.integers(low, high + 1, len(batch))
+
+    def _played(self) -> Iterator[Shape]:
+        yield self.shapes[0]
+        rng = np.random.default_rng([self.seed, 0])
+        while True:
+            yield from (self.shapes[i] for i in rng.permutation(len(self.shapes)))

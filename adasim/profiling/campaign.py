@@ -1,13 +1,13 @@
 """Makes the visits of a profile within a time budget."""
 
 import json
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
 
-from adasim.errors import InputError
 from adasim.experiment import TRIALS, Failure, run_trial, tidy
 from adasim.plan import Trial
 from adasim.profiling.design import Design
@@ -15,6 +15,8 @@ from adasim.profiling.visit import Visit
 
 REFERENCE_EVERY_S = 8.0
 SURE, UNSURE = 1.15, 1.6  # what a visit may take more than the last of its kind did, than one like it did
+CLOSING_S = 5.0  # of the budget for tables and figures: at least, and as long as getting ready took
+CLOSING = 0.2  # share of the budget for them, at most
 START_S = 0.2  # of a run besides its steps: making memory, writing records
 Run = Callable[[Trial, Path], Failure | None]
 
@@ -26,10 +28,11 @@ class Campaign:
     Attributes:
         design: which visits there are.
         out: a folder that is ready.
-        budget_s: time for this call, seconds.
+        budget_s: time for this call, seconds, from ``began_s`` on.
         say: told before each visit what it is, with the visits made so far.
         run: runs one trial.
         clock: seconds.
+        began_s: when the call began; null = when measuring does.
     """
 
     design: Design
@@ -38,38 +41,46 @@ class Campaign:
     say: Callable[[str, int], None]
     run: Run = run_trial
     clock: Callable[[], float] = time.monotonic
+    began_s: float | None = None
     failures: list[Failure] = field(default_factory=list)
     interrupted: bool = False
     _took_s: dict[Visit, float] = field(default_factory=dict)
-    _began_s: float = 0.0
+    _failed: set[Visit] = field(default_factory=set)  # another try would take the time of others
+    _until_s: float = 0.0
+    _count: int = 0  # runs on disk
     _reference_s: float = float("-inf")  # when the last one ended
 
     def measure(self) -> None:
         """Make visits until all are made or the budget is spent. Ctrl-C keeps what was made."""
-        self._began_s = self.clock()
+        now_s = self.clock()
+        self.began_s = now_s if self.began_s is None else self.began_s
+        closing_s = min(max(CLOSING_S, now_s - self.began_s), CLOSING * self.budget_s)
+        self._until_s = self.began_s + self.budget_s - closing_s
         self._remember()
         try:
             todo = [(v, r) for v, r in self.design.sequence() if not self._done(v, r)]
+            if todo:
+                self._rehearse()
             for visit, repeat in todo:
                 if self.clock() - self._reference_s > REFERENCE_EVERY_S:
                     self._refer()
-                if self._dead(visit) or not self._fits(visit):
-                    continue
-                self._make(visit, repeat)
+                if self.design.reference in self._failed:
+                    break  # whatever keeps it from running keeps the others from being compared
+                if visit not in self._failed and self._fits(visit):
+                    self._make(visit, repeat)
             if todo:
                 self._refer()
         except KeyboardInterrupt:
             self.interrupted = True
         tidy(self.out)
 
-    def made(self) -> list[tuple[Visit, Trial]]:
-        """Every visit that is on disk, references included."""
-        known = [(v, self.design.trial(v, r)) for v, r in self.design.sequence()]
-        references = [(self.design.reference, self._reference(i)) for i in range(self._references())]
-        return [(v, t) for v, t in [*references, *known] if self._result(t).is_file()]
+    def made(self) -> list[tuple[Visit, int]]:
+        """Every visit and repeat that is on disk, references included."""
+        references = [(self.design.reference, i) for i in range(self._references())]
+        return [*references, *(at for at in self.design.sequence() if self._done(*at))]
 
     def left(self) -> list[tuple[Visit, int]]:
-        """Visits that were not made once, and how often the others could still be repeated."""
+        """Visits whose repeats are not all made, and how many are missing."""
         missing: dict[Visit, int] = {}
         for visit, repeat in self.design.sequence():
             missing[visit] = missing.get(visit, 0) + (not self._done(visit, repeat))
@@ -95,53 +106,54 @@ class Campaign:
 
     def keys(self) -> set[str]:
         """Of every trial that may lie in the folder."""
-        known = {self.design.trial(v, r).key for v, r in self.design.sequence()}
-        return known | {self._reference(i).key for i in range(self._references() + 1)}
+        references = [(self.design.reference, i) for i in range(self._references() + 1)]
+        return {self.design.key(v, r) for v, r in [*references, *self.design.sequence()]}
 
     def _fits(self, visit: Visit) -> bool:
-        return self.clock() - self._began_s + self.estimate_s(visit) <= self.budget_s
+        return self.clock() + self.estimate_s(visit) <= self._until_s
 
-    def _dead(self, visit: Visit) -> bool:
-        """It failed before; another try would take the time of others."""
-        return any(f.trial.policy == visit.label and f.trial.config == self.design.trial(visit, f.trial.seed).config
-                   for f in self.failures)  # fmt: skip
+    def _rehearse(self) -> None:
+        """A run for nothing: a process's first rounds load models and make kernels that later ones find ready."""
+        smallest = min((v for v in self.design.visits if v.kind == "probe"), key=lambda v: v.work)
+        self.say("rehearsal", self._count)
+        with tempfile.TemporaryDirectory() as scratch:
+            (Path(scratch) / TRIALS).mkdir()
+            self.run(self.design.trial(smallest, 0), Path(scratch))  # what fails here will fail again where it counts
 
     def _refer(self) -> None:
         reference = self.design.reference
-        if self._fits(reference):
+        if reference not in self._failed and self._fits(reference):
             self._make(reference, self._references())
             self._reference_s = self.clock()
 
     def _make(self, visit: Visit, repeat: int) -> None:
-        trial = self._reference(repeat) if visit.kind == "reference" else self.design.trial(visit, repeat)
-        self.say(visit.place, len(list((self.out / TRIALS).iterdir())))
+        self.say(visit.place, self._count)
         start = self.clock()
-        failed = self.run(trial, self.out)
+        failed = self.run(self.design.trial(visit, repeat), self.out)
         if failed is None:
+            self._count += 1
             self._took_s[visit] = self.clock() - start
-        elif visit.kind == "reference":
-            raise InputError(f"profile: {visit.place}: {failed.error}")
         else:
             self.failures.append(failed)
-
-    def _reference(self, number: int) -> Trial:
-        return self.design.trial(self.design.reference, number)
+            self._failed.add(visit)
 
     def _references(self) -> int:
         """References on disk; they are numbered without gaps."""
         count = 0
-        while self._result(self._reference(count)).is_file():
+        while self._done(self.design.reference, count):
             count += 1
         return count
 
     def _done(self, visit: Visit, repeat: int) -> bool:
-        return self._result(self.design.trial(visit, repeat)).is_file()
+        return (self.folder(visit, repeat) / "trial.json").is_file()
 
-    def _result(self, trial: Trial) -> Path:
-        return self.out / TRIALS / trial.key / "trial.json"
+    def folder(self, visit: Visit, repeat: int) -> Path:
+        """Where a repeat's records lie."""
+        return self.out / TRIALS / self.design.key(visit, repeat)
 
     def _remember(self) -> None:
         """How long visits took in an earlier call."""
-        for visit, trial in self.made():
-            window_s = json.loads(self._result(trial).read_text())["window"][1]
+        for visit, repeat in self.made():
+            window_s = json.loads((self.folder(visit, repeat) / "trial.json").read_text())["window"][1]
             self._took_s[visit] = START_S + float(window_s)
+            self._count += 1

@@ -49,10 +49,21 @@ class Design:
     repeats: int
     seed: int
     notes: list[str] = field(default_factory=list)
+    _trials: dict[tuple[Visit, int], Trial] = field(default_factory=dict)
+    _keys: dict[tuple[Visit, int], str] = field(default_factory=dict)
 
     def trial(self, visit: Visit, repeat: int) -> Trial:
         """One making of a visit."""
-        return visit.trial(self.plan.trials[0], self.engine, repeat)
+        if (visit, repeat) not in self._trials:
+            domain = self.plan.scenario.workload.domain_names[0]
+            self._trials[visit, repeat] = visit.trial(self.plan.trials[0], self.engine, domain, repeat)
+        return self._trials[visit, repeat]
+
+    def key(self, visit: Visit, repeat: int) -> str:
+        """That trial's."""
+        if (visit, repeat) not in self._keys:
+            self._keys[visit, repeat] = self.trial(visit, repeat).key
+        return self._keys[visit, repeat]
 
     def sequence(self) -> list[tuple[Visit, int]]:
         """Every visit with its repeats, in the order to make them.
@@ -80,7 +91,7 @@ def design(plan: Plan) -> Design:
         raise InputError(f"backend: kind {scenario.backend.kind} is a simulation; profile measures a real engine")
     problems = [
         f"sweep.{key}: profile measures one engine; choose with --set {key}=VALUE"
-        for key in scenario.sweep
+        for key in plan.trials[0].point
         if key.startswith("backend.")
     ]
     engine = cast(Measurable, scenario.backend)
@@ -172,9 +183,8 @@ def _rounds(plan: Plan, engine: Measurable, grid: Grid) -> list[Visit]:
     cut = max(min(core[len(core) // 2], full), 2)  # a whole block drafted, part of it verified
     corners = {batches[0], batches[len(batches) // 2], batches[-1]}
 
-    def visit(kind: Kind, batch: int, context: int, shapes: Sequence[Shape], tier: int, *reads: str) -> Visit:
-        passes = int(np.clip(TOKENS_A_VISIT // batch, 1, 4))
-        return Visit(kind, batch, context, tuple(shapes), passes, reads, tier)
+    def visit(kind: Kind, batch: int, context: int, shapes: Sequence[Shape], tier: int) -> Visit:
+        return Visit(kind, batch, context, tuple(shapes), int(np.clip(TOKENS_A_VISIT // batch, 1, 4)), tier)
 
     def shapes(lengths: Sequence[int], batch: int) -> list[Shape]:
         cuts = [Shape(draft_len=full, verify_len=cut)]
@@ -184,19 +194,17 @@ def _rounds(plan: Plan, engine: Measurable, grid: Grid) -> list[Visit]:
 
     needs = {"accept_len"}.union(*(p.needs for t in _points(plan) for p in t.scenario().policies))
     heads = [h for h in HEADS if h in needs & caps.provides]
-    whole = [PLAIN, Shape(draft_len=full, verify_len=cut)]
     visits = []
     for batch in batches:
         for i, context in enumerate(contexts):
             end = i in {0, len(contexts) - 1}
             tier = 0 if batch in corners and i == 0 else 1 if end else 2
-            visits.append(visit("probe", batch, context, shapes(core, batch), tier))
+            read = [Shape(draft_len=full, verify_len=cut, reads=(head,)) for head in heads] if tier == 0 else []
+            visits.append(visit("probe", batch, context, [*shapes(core, batch), *read], tier))
         if fine:
             visits.append(visit("probe", batch, contexts[0], shapes(fine, batch), 2))
         many = max(1, 12 // int(np.clip(TOKENS_A_VISIT // batch, 1, 4)))
         visits.append(visit("plain", batch, contexts[0], [PLAIN] * many, 1))
-        if batch in corners:
-            visits += [visit("probe", batch, contexts[0], whole, 1, head) for head in heads]
     return visits
 
 
@@ -209,7 +217,7 @@ def _prefills(plan: Plan, engine: Measurable, grid: Grid) -> list[Visit]:
         prompts = int(np.clip(round(tokens / typical), 1, engine.max_running_requests))
         tier = 0 if i in {0, len(grid.prefill_tokens) - 1} else 1
         passes = int(np.clip(1024 // tokens, 1, 4))
-        visits.append(Visit("prefill", prompts, tokens // prompts, (PLAIN,), passes, (), tier))
+        visits.append(Visit("prefill", prompts, tokens // prompts, (PLAIN,), passes, tier))
     return list(dict.fromkeys(visits))
 
 

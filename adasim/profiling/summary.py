@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from adasim.figures import png
 from adasim.profiling.points import Profiled
 
-NAMED = 5  # outliers that are named
+NAMED = 3  # outliers that are named
 
 
 def lines(found: Profiled) -> list[str]:
@@ -21,7 +21,7 @@ def lines(found: Profiled) -> list[str]:
         costs = "; ".join(f"{r.verify_len:.0f}: {r.steady_ms:.1f}" for r in rows.sort_values("verify_len").itertuples())
         says.append(f"Verification, batch {batch}, ms by tokens a request: {costs}")
     says += _ragged(points) + _draft(points) + _plain(points) + _prefill(points) + _heads(points)
-    return says + _machine(found) + _outliers(found)
+    return says + _machine(found) + _once(points) + _outliers(found)
 
 
 def _of(points: pd.DataFrame, what: str) -> pd.DataFrame:
@@ -92,7 +92,7 @@ def _machine(found: Profiled) -> list[str]:
     raw, steady = (found.points[name].median() for name in ("spread", "steady_spread"))
     return [
         f"The machine's speed, by {len(speed)} references: {speed.min():.2f} to {speed.max():.2f} of its median; the "
-        f"spread within a point is {raw:.1%}, {steady:.1%} with that corrected"
+        f"spread within a point is {raw:.1%}, {steady:.1%} with its power of {found.follows:g} corrected"
     ]
 
 
@@ -101,10 +101,16 @@ def _outliers(found: Profiled) -> list[str]:
     if table.empty:
         return [f"No outlier among {total} values"]
     named = [
-        f"{r.what} of {r.times:.1f} times the median in run {r.run} at step {r.step} (batch {r.batch})"
+        f"{r.what} {r.ms:.0f} ms, {r.times:.1f} times the median ({r.place}, run {r.run}, step {r.step})"
         for r in table.head(NAMED).itertuples()
     ]
-    return [f"{len(table)} outliers among {total} values, the worst: {'; '.join(named)}"]
+    return [f"{len(table)} outliers among {total} values; those that weigh most: {'; '.join(named)}"]
+
+
+def _once(points: pd.DataFrame) -> list[str]:
+    """A point of one run tells nothing of the machine's moods."""
+    once = int((points["runs"] == 1).sum())
+    return [f"{once} of {len(points)} points rest on one run each; repeat them with a larger budget"] if once else []
 
 
 def _list(values: "pd.Series[int]") -> str:

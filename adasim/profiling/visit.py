@@ -5,7 +5,7 @@ from typing import Any, Literal, Protocol
 
 from adasim.identity import EngineIdentity
 from adasim.plan import Trial
-from adasim.policies.probe import Shape
+from adasim.policies.probe import Probe, Shape
 from adasim.serving.kv import KvMemory
 from adasim.types import EngineCaps, Request
 from adasim.workload import Workload
@@ -65,7 +65,6 @@ class Visit:
         context: tokens of each when rounds begin; prompt tokens.
         shapes: rounds of one pass.
         passes: how often each shape is played; batches one after the other of a prefill.
-        reads: what the policy asks the engine for, beyond drafts.
         tier: 0 = a profile is too thin without it, 1 = the scenario's own points, 2 = finer.
     """
 
@@ -74,16 +73,14 @@ class Visit:
     context: int
     shapes: tuple[Shape, ...]
     passes: int
-    reads: tuple[str, ...] = ()
     tier: int = 0
 
     @property
     def label(self) -> str:
         """Its policy's name in records."""
-        lengths = sorted({s.verify_len for s in self.shapes})
         if self.kind != "probe":
             return self.kind
-        return f"probe {','.join(map(str, lengths))}" + (f" reads {','.join(self.reads)}" if self.reads else "")
+        return f"probe {','.join(str(n) for n in sorted({s.verify_len for s in self.shapes}))}"
 
     @property
     def place(self) -> str:
@@ -111,10 +108,9 @@ class Visit:
         tokens = sum(s.draft_len + s.verify_len for s in self.shapes) * self.passes * self.batch
         return self.rounds + tokens / 16
 
-    def trial(self, base: Trial, engine: Measurable, repeat: int) -> Trial:
-        """The run as a trial of the scenario that ``base`` is one of."""
+    def trial(self, base: Trial, engine: Measurable, domain: str, repeat: int) -> Trial:
+        """The run as a trial of the scenario that ``base`` is one of; all requests are of one ``domain``."""
         config = {k: v for k, v in base.config.items() if k in {"name", "title"}}
-        domain = sorted(base.scenario().workload.domain_names)[0]
         waves = self.passes if self.kind == "prefill" else 1
         config["workload"] = {
             "kind": "closed",
@@ -131,7 +127,15 @@ class Visit:
         return Trial(self.label, dict(point), repeat, config, base.base, base.digests)
 
     def _policy(self, repeat: int) -> dict[str, Any]:
-        if self.kind in {"plain", "reference"}:
+        if not self.drafter:
             return {"kind": "off", "name": self.label}
-        shapes = [s.model_dump(exclude_defaults=True) for s in self.shapes]
-        return {"kind": "probe", "name": self.label, "shapes": shapes, "reads": list(self.reads), "seed": repeat}
+        return self.probe(repeat).model_dump(mode="json")
+
+    @property
+    def drafter(self) -> bool:
+        """Whether one is loaded."""
+        return self.kind in {"probe", "prefill"}
+
+    def probe(self, repeat: int) -> Probe:
+        """The policy of a repeat that loads the drafter."""
+        return Probe(name=self.label, shapes=list(self.shapes), seed=repeat)

@@ -1,4 +1,7 @@
-"""Measure what a round costs: verification and drafting over batch, tokens a request, and context.
+"""Measure what forward passes cost: verification and drafting over batch, tokens a request, and context.
+
+For a model on a device, before there is a drafter to serve with or a scenario: ``gpu_check`` uses it. What the steps of
+a serving engine cost, scheduling included, is measured by ``adasim profile`` (``adasim.profiling``).
 
 Seconds of the forward passes themselves, tokens chosen included (so that a GPU is waited for); excludes
 policies, bookkeeping and queueing. Configurations take turns within each repeat, so that a machine whose
