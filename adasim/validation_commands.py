@@ -114,7 +114,7 @@ def _validate(
     keep: tuple[bool, bool], as_json: bool,
 ) -> None:  # fmt: skip
     from adasim.blocks import blocks_of, missing
-    from adasim.experiment import open_folder
+    from adasim.experiment import open_folder, write_manifest
     from adasim.identity import EngineIdentity
     from adasim.measured import runs_in, runs_recorded
     from adasim.validation import check_engine, examine, fitted_cells
@@ -140,6 +140,9 @@ def _validate(
     _show(found, story, plan, profile, out, lines, as_json=as_json)
     if records is None:
         _manifest(plan, blocks, out, finished=not left)
+    else:
+        taken = replace(plan, trials=[], notes=[*plan.notes, f"measured runs were taken from {records}"])
+        write_manifest(taken, out, finished=not left, command="validate")
     if not found.passed:
         raise typer.Exit(NOT_VALID)
 

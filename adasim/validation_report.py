@@ -112,10 +112,10 @@ def method(found: Findings, settings: Validation) -> list[str]:
         "Ranking: a gap between two policies exceeds noise when it exceeds 1 % and its interval, all gaps of a point "
         "together (Bonferroni), variance pooled over pairs. Without repeats no gap does.",
         "Crossover: the load after the last one at which a policy beats plain decoding.",
-        "Attribution: times keep the profile's form and take the run's own level, part by part, relative to the "
-        "machine's speed at plain decoding beside it. Acceptance is the run's own survival (product-limit; that of fixed "
-        "lengths beside it where a policy cut by what it saw); the head's bias and noise are its own. What a part removes "
-        "alone may be hidden by another's error of the opposite sign.",
+        "Attribution: times keep the profile's form and take the run's own level, part by part, relative to that "
+        "of plain decoding beside it. Acceptance is the run's own survival (product-limit; where a policy cut by "
+        "what it saw, that of fixed lengths beside it); the head's bias and noise are its own. What a part removes alone "
+        "may be hidden by another's error of the opposite sign.",
     ]
 
 

@@ -71,6 +71,7 @@ def test_a_bad_prediction_exits_with_3(ran: Any, tmp_path: Path, capsys: pytest.
     assert any("limits are missed" in line for line in told["answer"])
     assert told["attribution"][0]["part"] == "draft"
     assert not list((tmp_path / "out" / "trials").iterdir())
+    assert adasim(*wrong, "--overwrite") == 3
 
 
 def test_resuming_measures_nothing_twice(ran: Any, monkeypatch: pytest.MonkeyPatch) -> None:
