@@ -113,7 +113,7 @@ def test_noise_outliers_and_drift_leave_the_truth_inside_the_intervals(twice: Re
     names = [f"verify.{n}" for n in ("base_ms", "per_request_ms", "per_token_ms", "per_attended_ms", "per_context_ms")]
     names += ["verify.knee_tokens", "draft.base_ms", "draft.per_request_ms", "draft.per_position_ms", "prefill.base_ms"]
     names += ["prefill.per_token_ms", *(f"overhead.{n}" for n in COST["overhead"])]
-    contains(part, truths(names), misses=2)
+    contains(part, truths(names), misses=1)
     assert any("differ by a factor of 1." in n for n in part.notes)
     for batch, tokens in ((1, 8), (4, 16), (16, 128)):
         truth = PassCost.model_validate(COST).verify_s(batch, tokens, 150)
@@ -127,7 +127,7 @@ def test_the_machines_speed_is_told_by_steps_that_runs_share(twice: Recording) -
     speed = machine_speed(found.trials)
     factors = np.array([speed.factors[t.key] for t in found.trials])
     assert speed.tied == len(found.trials)
-    np.testing.assert_allclose(factors / np.median(factors) * np.median(slow), slow, rtol=0.03)
+    np.testing.assert_allclose(factors / np.median(factors) * np.median(slow), slow, rtol=0.02)
 
 
 def test_straight_lines_are_no_knee(tmp_path: Path) -> None:
