@@ -113,7 +113,7 @@ def test_noise_outliers_and_drift_leave_the_truth_inside_the_intervals(twice: Re
     names = [f"verify.{n}" for n in ("base_ms", "per_request_ms", "per_token_ms", "per_attended_ms", "per_context_ms")]
     names += ["verify.knee_tokens", "draft.base_ms", "draft.per_request_ms", "draft.per_position_ms", "prefill.base_ms"]
     names += ["prefill.per_token_ms", *(f"overhead.{n}" for n in COST["overhead"])]
-    contains(part, truths(names), misses=1)
+    contains(part, truths(names), misses=2)
     assert any("differ by a factor of 1." in n for n in part.notes)
     for batch, tokens in ((1, 8), (4, 16), (16, 128)):
         truth = PassCost.model_validate(COST).verify_s(batch, tokens, 150)
