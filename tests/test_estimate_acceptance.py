@@ -218,3 +218,26 @@ def test_learning_comes_back_from_versions(tmp_path: Path) -> None:
     assert part.model["default"].gain == pytest.approx(0.3, abs=0.12)
     assert part.model["default"].forgetting_rounds is None
     assert any("forgetting is not known" in n for n in part.notes)
+
+
+def test_a_head_that_stays_behind_its_drafter_shows_by_version(tmp_path: Path) -> None:
+    """The drafter learns, the head keeps its level: it reports ever less than is accepted."""
+    curve = {"gain": 0.4, "rounds": 1.0, "forgetting_rounds": None}
+    learning = {"curve": curve, "loss": "adaflash", "buffer": 64, "token_us": 1.0, "setup_s": 0.01, "reload_ms": 0.0}
+    frozen_head = learning | {"head": {"train": False}}
+    found = runs(tmp_path / "run", [{"kind": "head"}], requests=300, seed=6, learning=frozen_head)
+    part = fit_head(found.trials)
+    table = part.points["head by version"]
+    low, bias, high = (table[c].to_numpy(dtype=float) for c in ("low", "bias", "high"))
+    assert low[0] <= HEAD["bias"] <= high[0]
+    assert bias[-1] < HEAD["bias"] - 0.3
+    assert any("by version" in n for n in part.notes)
+
+
+def test_temperatures_are_told_apart(whole: Recording) -> None:
+    """The same runs, short blocks named as if drawn hotter: tau relative to what such lengths have on average is 1."""
+    trials = only(whole, "fixed(verify_len=6)").trials
+    hot = [replace(t, key="hot", backend=t.backend | {"sampling": {"temperature": 0.7}}) for t in trials]
+    part = fit_acceptance([*trials, *trials, *hot])
+    assert part.model.tau_by_temperature == {0.0: 1.0, 0.7: pytest.approx(1.0, abs=1e-9)}
+    assert part.model.temperature == 0.0
