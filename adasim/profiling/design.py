@@ -16,6 +16,7 @@ from adasim.profiling.visit import Kind, Measurable, Visit
 
 PLAIN = Shape(draft_len=0, verify_len=1)
 TOKENS_A_VISIT = 32  # requests x passes, at least: small batches play more rounds
+GROWTH = 128  # tokens that a visit adds to its context, about
 HEADS = ("accept_len", "survival", "margin")
 
 
@@ -138,7 +139,7 @@ def _derived(given: ProfileGrid, plan: Plan, engine: Measurable) -> Grid:
     middle = round((prompts[0] * most) ** 0.5)
     lists = (
         batches,
-        given.contexts or _contexts(prompts[0], longest),
+        given.contexts or _contexts(prompts[0], max(prompts[-1], longest - GROWTH)),
         given.verify_lens or _verify_lens(plan, engine.caps().block),
         given.prefill_tokens or [min(t, most) for t in (prompts[0], prompts[-1], middle, most)],
     )
@@ -156,9 +157,8 @@ def _batches(plan: Plan, engine: Measurable) -> list[int]:
     return sorted(sizes | {1 << i for i in range(max(sizes).bit_length()) if 1 << i <= max(sizes)})
 
 
-def _contexts(shortest: int, longest: int) -> list[int]:
-    """Both ends, less what a visit adds itself, and their geometric middle where they are far apart."""
-    last = max(shortest, longest - TOKENS_A_VISIT)
+def _contexts(shortest: int, last: int) -> list[int]:
+    """Both ends, and their geometric middle where they are far apart; one where they hardly differ."""
     middle = [round((shortest * last) ** 0.5)] if last >= 4 * shortest else []
     return [shortest, *middle, last] if last >= 1.25 * shortest else [shortest]
 

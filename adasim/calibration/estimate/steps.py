@@ -7,12 +7,13 @@ import numpy as np
 import pandas as pd
 
 from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.regression import HUBER
 from adasim.errors import InputError
 from adasim.types import FloatArray
 
 TOKENS_BIN, CONTEXT_BIN = 0.03, 0.15  # of logarithms: what is that close together is one cell
 BLOCK_S = 20.0  # in which a machine's speed is taken to be steady
-PASSES = 12  # of the median polish
+PASSES = 8  # of the robust fit of the machine's speed
 SPLITS = 5  # of cells into halves, to see how well they tell the machine's speed
 SKIPPED = 1  # rounds at a run's start: they pay for what later ones find ready
 
@@ -173,7 +174,7 @@ class Speed:
 def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
     """The machine's speed in every block, by steps that several blocks made, whatever part of them.
 
-    Logarithms of times are a cell's plus a block's; both by medians, in turn (median polish).
+    Logarithms of times are a cell's plus a block's.
     """
     rounds, prefills = rounds_table(trials), prefills_table(trials)
     parts = {
@@ -183,7 +184,9 @@ def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
         "prefill_s": cells(prefills, "prefill_s"),
     }
     kept = [
-        pd.DataFrame({"block": t["block"], "cell": [f"{name} {c}" for c in t["cell"]], "y": np.log(t[name])})
+        pd.DataFrame(
+            {"block": t["block"], "cell": [f"{name} {c}" for c in t["cell"]], "y": np.log(t[name]), "count": t["count"]}
+        )
         for name, t in parts.items()
         if len(t)
     ]
@@ -196,19 +199,33 @@ def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
     errors = []
     for _ in range(SPLITS):
         half = part["cell"].isin(rng.permutation(part["cell"].unique())[::2])
-        one, other = (_polish(part[h], factors.index).to_numpy() for h in (half, ~half))
+        one, other = (_factors(part[h], factors.index).to_numpy() for h in (half, ~half))
         errors += [(one - other) / 2, (other - one) / 2]
-    return Speed(_polish(part, factors.index).map(np.exp), part["block"].nunique(), np.array(errors))
+    return Speed(_factors(part, factors.index).map(np.exp), part["block"].nunique(), np.array(errors))
 
 
-def _polish(part: pd.DataFrame, index: "pd.Index[str]") -> "pd.Series[float]":
-    """Logarithms of the factors of blocks."""
-    factors = pd.Series(0.0, index=index)
-    cell_of, _ = pd.factorize(part["cell"])
+def _factors(part: pd.DataFrame, index: "pd.Index[str]") -> "pd.Series[float]":
+    """Logarithms of the factors of blocks: y = cell + block by Huber's rule, all blocks at once.
+
+    (Medians in turn would not do: two runs that share much hold each other where they are, whatever ties them to others.)
+    """
+    block, cell = index.get_indexer(pd.Index(part["block"])), pd.factorize(part["cell"])[0]
+    y, found = part["y"].to_numpy(), np.zeros(len(index))
+    prior = np.sqrt(part["count"].to_numpy(dtype=float))
+    weight = prior
     for _ in range(PASSES):
-        cell = (part["y"] - part["block"].map(factors)).groupby(cell_of).median().to_numpy()[cell_of]
-        factors.update((part["y"] - cell).groupby(part["block"]).median())
-    return factors - factors.median()
+        share = np.zeros((cell.max() + 1, len(index)))
+        np.add.at(share, (cell, block), weight)
+        total = share.sum(axis=1)
+        mean = np.bincount(cell, weights=weight * y) / total
+        normal = np.diag(share.sum(axis=0)) - share.T @ (share / total[:, None])
+        right = np.bincount(block, weights=weight * (y - mean[cell]), minlength=len(index))
+        found = np.linalg.lstsq(normal, right, rcond=1e-9)[0]
+        level = np.bincount(cell, weights=weight * (y - found[block])) / total
+        off = np.abs(y - level[cell] - found[block])
+        spread = 1.4826 * float(np.median(off))
+        weight = prior * np.minimum(1.0, HUBER * spread / np.maximum(off, 1e-9))
+    return pd.Series(found - np.median(found), index=index)
 
 
 def _in_order(trials: Sequence[RecordedTrial]) -> Callable[[str], int]:
