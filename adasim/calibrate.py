@@ -1,20 +1,23 @@
 """From recorded runs to a profile."""
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from math import isnan
 from pathlib import Path
 from typing import Any
 
-from adasim.calibration.acceptance import AcceptanceModel, CurveAcceptance, RecordedAcceptance
+from adasim.calibration.acceptance import CurveAcceptance, RecordedAcceptance
 from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.estimate.acceptance import fit_acceptance
 from adasim.calibration.estimate.cost import join_cost, parts_of
 from adasim.calibration.estimate.head import fit_head
 from adasim.calibration.estimate.learning import fit_learning
 from adasim.calibration.estimate.part import FittedPart
-from adasim.calibration.estimate.recording import Recording, max_draft_len, rounds_of
+from adasim.calibration.estimate.recording import Recording, max_draft_len, natural, rounds_of
+from adasim.calibration.fitted_on import FittedRun, cell_of
 from adasim.calibration.interval import Estimate
 from adasim.calibration.profile import Profile, Provenance
 from adasim.errors import InputError
@@ -67,26 +70,29 @@ def calibrate(recording: Recording, name: str, *, acceptance: str = "curves", se
     if problems:
         raise InputError(*problems)
     cost = join_cost({name: parts[name] for name in COST_PARTS})
-    model: AcceptanceModel = parts["acceptance"].model.model_copy(update={"head": parts["head"].model})
+    curves: CurveAcceptance = parts["acceptance"].model.model_copy(update={"head": parts["head"].model})
+    model: CurveAcceptance | RecordedAcceptance = curves
     files: dict[str, str] = {}
     if acceptance == "recorded":
-        model, files = _recorded(recording, name, model)
+        model, files = _recorded(recording, name, curves)
     rest = [parts[n] for n in ("acceptance", "head", "learning")]
-    profile = Profile(
-        name=name,
-        provenance=_provenance(recording, files),
-        cost=cost.model,
-        acceptance=model,
-        uncertainty=uncertainty(parts),
-        identity=recording.identity,
-        learning=parts["learning"].model,
-        fitted={k: list(v) for p in (cost, *rest) for k, v in p.ranges.items()},
-        counts={k: v for p in (cost, *rest) for k, v in p.counts.items()},
-        intervals={k: v for p in (cost, *rest) for k, v in p.intervals.items()},
-        residuals=[r for p in (cost, *rest) for r in p.residuals],
-        notes=recording.notes + [note for p in (cost, *rest) for note in p.notes],
-    )
-    return Calibration(profile, parts, recording, files)
+    fields: dict[str, Any] = {
+        "name": name,
+        "provenance": _provenance(recording, files),
+        "cost": cost.model,
+        "acceptance": model,
+        "uncertainty": uncertainty(parts),
+        "identity": recording.identity,
+        "learning": parts["learning"].model,
+        "fitted_on": [FittedRun(key=t.key, policy=t.label, cell=cell_of(t.policy, t.workload)) for t in natural(trials)],
+        "fitted": {k: list(v) for p in (cost, *rest) for k, v in p.ranges.items()},
+        "counts": {k: v for p in (cost, *rest) for k, v in p.counts.items()},
+        "intervals": {k: v for p in (cost, *rest) for k, v in p.intervals.items()},
+        "residuals": [r for p in (cost, *rest) for r in p.residuals],
+        "notes": recording.notes + [note for p in (cost, *rest) for note in p.notes],
+    }
+    with beside(files):
+        return Calibration(Profile(**fields), parts, recording, files)
 
 
 def uncertainty(parts: dict[str, FittedPart[Any]]) -> Uncertainty:
@@ -138,7 +144,21 @@ def _recorded(recording: Recording, name: str, curves: CurveAcceptance) -> tuple
         raise InputError(f"--acceptance recorded: no run of fixed verify_len {depth + 1}, the full block, was recorded")
     table = whole[["life", "domain", "position", "accepted"]].rename(columns={"life": "request"})
     file, text = f"{name}.rounds.csv", table.to_csv(index=False, lineterminator="\n")
-    return RecordedAcceptance.model_construct(file=file, max_draft_len=depth, head=curves.head), {file: text}
+    with beside({file: text}):
+        return RecordedAcceptance(file=file, max_draft_len=depth, head=curves.head), {file: text}
+
+
+@contextmanager
+def beside(files: dict[str, str]) -> Iterator[None]:
+    """These files are found as if they lay beside a profile."""
+    with tempfile.TemporaryDirectory(prefix="adasim-") as scratch:
+        for name, text in files.items():
+            write_atomic(Path(scratch) / name, text)
+        token = BASE.set(Path(scratch))
+        try:
+            yield
+        finally:
+            BASE.reset(token)
 
 
 def write(made: Calibration, path: Path) -> None:
@@ -154,8 +174,4 @@ def write(made: Calibration, path: Path) -> None:
         made.profile.write(path)
     except OSError as error:
         raise InputError(f"--out {path}: cannot be written: {error.strerror}") from error
-    token = BASE.set(path.parent)
-    try:
-        Profile.load(str(path.resolve()))  # what was written can be read
-    finally:
-        BASE.reset(token)
+    Profile.load(str(path.resolve()))  # what was written can be read

@@ -24,7 +24,7 @@ CAPTIONS = {
     "cells).",
     "draft_prefill": "Drafting against positions filled (anchors counted), and prefills against prompt tokens.",
     "overhead": "What rounds take outside draft and verification, pauses before them included, by what they did; crosses "
-    "are the fit.",
+    "are the fit (outliers beyond the axis are not shown).",
     "speed": "How much slower than usual the machine was in each run or stretch of time; 1 where nothing was repeated.",
     "survival": "P(first k drafts accepted) of full blocks with 95 % intervals; points are counted among blocks that "
     "verified so far, in the runs as they were. Shaded: too few drafts were verified there, extrapolated.",
@@ -114,12 +114,15 @@ def _residuals(residuals: list[Residual]) -> Figure:
     texts = table.pivot(index="batch", columns="tokens", values="text").loc[order["batch"], order["tokens"]].fillna("")
     figure, ax = plt.subplots(figsize=(2.0 * values.shape[1] + 2.5, 0.85 * values.shape[0] + 1.6), layout="constrained")
     reach = max(5.0, float(np.nanmax(np.abs(values.to_numpy()))))
-    sns.heatmap(
-        values, ax=ax, cmap="vlag", center=0, vmin=-reach, vmax=reach, annot=texts, fmt="", linewidths=1,
-        cbar_kws={"label": "fit over measured, %"}, annot_kws={"fontsize": 9},
-    )  # fmt: skip
+    image = ax.imshow(values, cmap="RdBu_r", vmin=-reach, vmax=reach, aspect="auto")
+    for (row, column), text in np.ndenumerate(texts.to_numpy()):
+        dark = abs(np.nan_to_num(values.to_numpy()[row, column])) > 0.6 * reach
+        ax.text(column, row, text, ha="center", va="center", fontsize=9, color="white" if dark else "0.1")
+    figure.colorbar(image, ax=ax, label="fit over measured, %")
+    ax.set_xticks(range(values.shape[1]), list(values.columns))
+    ax.set_yticks(range(values.shape[0]), list(values.index))
+    ax.grid(visible=False)
     ax.set(xlabel="tokens a request", ylabel="batch")
-    ax.tick_params(axis="y", rotation=0)
     return figure
 
 
@@ -131,7 +134,7 @@ def _lines(tables: dict[str, pd.DataFrame]) -> Figure:
         part = table.sort_values(x)
         ax.scatter(part[x], part["ms"], s=16, alpha=0.6, label="measured")
         ax.plot(part[x], part["fitted_ms"], "x", color="firebrick", markersize=5, label="fit")
-        ax.set(xlabel=words, ylabel=f"{name}, ms", ylim=(0, 1.1 * float(part["ms"].quantile(0.98))))
+        ax.set(xlabel=words, ylabel=f"{name}, ms", ylim=(0, _top(part)))
         ax.legend(frameon=False)
     return figure
 
@@ -148,9 +151,15 @@ def _overhead(points: pd.DataFrame) -> Figure:
         if len(part):
             ax.scatter(part["batch"], part["ms"], s=18, alpha=0.55, color=colour, label=name)
             ax.plot(part["batch"], part["fitted_ms"], "x", color=colour, markersize=6)
-    ax.set(xlabel="batch", ylabel="ms a round", ylim=(0, 1.15 * float(points["ms"].quantile(0.98))))
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+    ax.set(xlabel="batch", ylabel="ms a round", ylim=(0, _top(points)))
     figure.legend(loc="outside right upper", frameon=False)
     return figure
+
+
+def _top(points: pd.DataFrame) -> float:
+    """Where an axis ends that leaves the worst outliers out, but no fit."""
+    return 1.2 * float(max(points["ms"].quantile(0.9), points["fitted_ms"].max()))
 
 
 def _speed(points: pd.DataFrame) -> Figure:

@@ -33,6 +33,7 @@ from adasim.options import (
     simulated,
 )
 from adasim.search_commands import sensitivity_command, tune_command
+from adasim.validation_commands import validate_command
 
 if TYPE_CHECKING:
     from adasim.executors import Executor
@@ -147,6 +148,7 @@ def report_command(scenario: Name, out: Out = None, settings: Settings = None, a
 
 app.command(name="tune")(tune_command)
 app.command(name="sensitivity")(sensitivity_command)
+app.command(name="validate")(validate_command)
 app.command(name="profile")(profile_command)
 app.command(name="calibrate")(calibrate_command)
 app.command(name="fit")(fit_command)
@@ -298,7 +300,7 @@ def _show(plan: "Plan", out: Path, tables: "Tables | None", errors: list[str], *
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point. Exit codes: 0 done, 2 bad input, 1 failure, 130 interrupted."""
+    """Entry point. Exit codes: 0 done, 2 bad input, 1 failure, 3 not valid (validate), 130 interrupted."""
     from adasim.errors import InputError
 
     gc.set_threshold(

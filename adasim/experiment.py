@@ -149,6 +149,7 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     open_loop, until_last_arrival = scenario.workload.clients is None, scenario.measure.until_last_arrival
     began_s = time.time()
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
+    ended_s = time.time()
     found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=until_last_arrival)
     warmup = scenario.warmup_requests
     if scenario.measure.warmup_requests == "mser5" and found is not None:
@@ -184,7 +185,7 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     parts = {"policy": scenario.policies[0], "workload": scenario.workload, "backend": scenario.backend}
     facts["config"] = {name: part.model_dump(mode="json") for name, part in parts.items()}
     if (engine := _identity(scenario)) is not None:
-        facts |= {"engine": engine, "began_s": began_s}
+        facts |= {"engine": engine, "began_s": began_s, "ended_s": ended_s}  # Unix: what ran beside it?
     write_atomic(folder / "trial.json", to_json(facts))
 
 
@@ -259,7 +260,11 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
     manifest = {
         "made_by": command,
         "scenario": plan.scenario.model_dump(mode="json"),
-        "trials": [{"key": t.key, "policy": t.policy, "seed": t.seed, "point": t.point} for t in plan.trials],
+        "trials": [
+            {"key": t.key, "policy": t.policy, "seed": t.seed, "point": t.point}
+            | ({} if t.repeat is None else {"repeat": t.repeat})
+            for t in plan.trials
+        ],
         "finished": finished,
         "notes": [*plan.notes, *notes],
         "files": plan.files,

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from adasim.experiment import Failure
     from adasim.plan import Plan
 
-BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
+BAD_INPUT, FAILED, NOT_VALID, INTERRUPTED = 2, 1, 3, 130  # NOT_VALID: a tolerance is missed, or something drifted
 
 Name = Annotated[str, typer.Argument(help="A YAML file, or the name of a packaged scenario.")]
 Out = Annotated[Path | None, typer.Option(help="Output folder. Default: reports/NAME, or reports/NAME-COMMAND.")]

@@ -16,16 +16,20 @@ from adasim.errors import InputError
 from adasim.explain import explain
 from adasim.files import load_yaml, loading_from, parse_yaml
 from adasim.policies.base import Policy
-from adasim.scenario import Scenario, Value, find_scenario, validate
+from adasim.scenario import Cases, Scenario, Value, find_scenario, validate
 
 MAX_PROBLEMS = 20
 Made = TypeVar("Made", bound=BaseModel)
-PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune", "profile")
+PROSE = ("name", "title", "description", "assumptions", "reference", "policies", "seeds", "sweep", "tune", "profile",
+         "validation")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One run: a policy at a point of the sweep with a seed. ``config`` is a whole scenario without sweep."""
+    """One run: a policy at a point of the sweep with a seed. ``config`` is a whole scenario without sweep.
+
+    ``repeat`` tells real runs of the same apart; None where there is but one.
+    """
 
     policy: str  # label
     point: dict[str, Value]
@@ -33,13 +37,15 @@ class Trial:
     config: dict[str, Any]
     base: Path  # folder against which the configuration's file names resolve
     digests: tuple[str, ...] = ()  # of the files that its inputs come from
+    repeat: int | None = None
 
     @property
     def key(self) -> str:
         """Identifies the result: its own configuration, input files, seed and adasim's version."""
         mine = {k: v for k, v in self.config.items() if k not in PROSE}
         policy = next(p for p in self.config["policies"] if p["name"] == self.policy)
-        text = json.dumps([mine, policy, self.seed, self.digests, __version__], sort_keys=True, default=str)
+        which = [] if self.repeat is None else [self.repeat]
+        text = json.dumps([mine, policy, self.seed, self.digests, __version__, *which], sort_keys=True, default=str)
         return sha256(text.encode()).hexdigest()[:16]
 
     def scenario(self) -> Scenario:
@@ -59,6 +65,7 @@ class Plan:
     groups: dict[str, list[str]]  # group -> labels of the policies an ``each`` expanded into
     files: dict[str, str]  # every file that was read -> SHA-256
     notes: list[str] = field(default_factory=list)
+    swept: frozenset[str] = frozenset()  # fields that the sweep sets
 
 
 def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]], None] | None = None) -> Plan:
@@ -81,11 +88,16 @@ def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]
     for setting in settings:
         try:
             key, value = parse_setting(setting)
-            if isinstance(config.get("sweep"), dict) and key in config["sweep"]:
-                del config["sweep"][key]
-                notes.append(f"--set {key}: replaces the sweep over it")
+            sweep = config.get("sweep")
+            if isinstance(sweep, dict):
+                if key in sweep:
+                    del sweep[key]
+                    notes.append(f"--set {key}: replaces the sweep over it")
+                _refuse_swept(sweep, key)
             if key.startswith("sweep."):
-                config.setdefault("sweep", {})[key.removeprefix("sweep.")] = value
+                axis = key.removeprefix("sweep.")
+                sweep = config.setdefault("sweep", {})
+                sweep[axis] = _chosen(axis, sweep.get(axis), value)
             else:
                 assign(config, key, value)
         except InputError as error:
@@ -169,12 +181,12 @@ def expand(config: dict[str, Any], base: Path, *, searching: bool = False) -> Pl
     config.pop("sweep", None)
     trials: list[Trial] = []
     found: dict[str, str] = {}  # problem -> the first point that has it
-    for point in _points(sweep):
+    for point, fields in _points(sweep):
         at = deepcopy(config)
         place = ", ".join(f"{k}={v}" for k, v in point.items())
         try:
-            for key, value in point.items():
-                assign(at, key, value)
+            for key, value in fields.items():
+                assign(at, key, deepcopy(value))
             scenario = validate(at)
         except InputError as error:
             found |= {p: place for p in error.problems if p not in found}
@@ -189,7 +201,8 @@ def expand(config: dict[str, Any], base: Path, *, searching: bool = False) -> Pl
         notes.append("backend.lag_steps has no effect: no policy here uses feedback")
     if whole.tune is not None and not searching:
         notes.append("tune is what adasim tune searches; nothing is searched here")
-    return Plan(validate(trials[0].config), trials, groups, {}, notes)
+    swept = {f for key, axis in sweep.items() for f in (_set_by(axis) if isinstance(axis, dict) else {key})}
+    return Plan(validate(trials[0].config), trials, groups, {}, notes, frozenset(swept))
 
 
 def _check(scenario: Scenario) -> list[str]:
@@ -215,9 +228,37 @@ def _check(scenario: Scenario) -> list[str]:
     return problems
 
 
-def _points(sweep: dict[str, list[Value]]) -> Iterator[dict[str, Value]]:
-    for values in itertools.product(*sweep.values()):
-        yield dict(zip(sweep, values, strict=True))
+def _points(sweep: dict[str, list[Value] | Cases]) -> Iterator[tuple[dict[str, Value], dict[str, Any]]]:
+    """Every point of the sweep, and the fields it sets."""
+    axes = [
+        [(label, case) for label, case in values.items()] if isinstance(values, dict) else [(v, {key: v}) for v in values]
+        for key, values in sweep.items()
+    ]
+    for chosen in itertools.product(*axes):
+        point: dict[str, Value] = {key: label for key, (label, _) in zip(sweep, chosen, strict=True)}
+        yield point, {field: value for _, fields in chosen for field, value in fields.items()}
+
+
+def _set_by(cases: Cases) -> set[str]:
+    return {field for fields in cases.values() for field in fields}
+
+
+def _refuse_swept(sweep: dict[str, Any], key: str) -> None:
+    """A field that the cases of an axis set cannot be set beside them."""
+    for axis, cases in sweep.items():
+        if isinstance(cases, dict) and any(isinstance(case, dict) and key in case for case in cases.values()):
+            raise InputError(f"--set {key}: has no effect, sweep.{axis} sets it; choose cases with sweep.{axis}=[...]")
+
+
+def _chosen(axis: str, cases: Any, value: Any) -> Any:
+    """Some of the cases of an axis, where a list of their labels is given; else the value itself."""
+    if not isinstance(cases, dict) or not isinstance(value, list):
+        return value
+    unknown = [str(label) for label in value if label not in cases]
+    if unknown:
+        known = ", ".join(map(str, cases))
+        raise InputError(f"--set sweep.{axis}: no case {', '.join(unknown)}; there are {known}")
+    return {label: cases[label] for label in value}
 
 
 def _each(policies: Any) -> tuple[Any, dict[str, list[str]], list[str]]:

@@ -15,12 +15,14 @@ from adasim.policies import AnyPolicy
 from adasim.profile_grid import ProfileGrid
 from adasim.reference import Reference
 from adasim.search import Tune
+from adasim.tolerances import Validation
 from adasim.types import Component, Slo
 from adasim.workload import AnyWorkload
 
 Value = int | float | str | bool | None
+Cases = dict[int | str, dict[str, Any]]  # label -> the fields it sets
 
-UNSWEPT = {"name", "title", "description", "seeds", "sweep", "reference", "assumptions", "tune", "profile"}
+UNSWEPT = {"name", "title", "description", "seeds", "sweep", "reference", "assumptions", "tune", "profile", "validation"}
 
 
 class Measure(Component):
@@ -43,9 +45,11 @@ class Scenario(Component):
     Attributes:
         policies: each with a unique label; an entry with ``each: {field: [values]}`` stands for one policy a
             value, and the report picks the best of them at every point.
-        sweep: dotted field -> values; the product of all is run. ``policies.LABEL.field`` reaches into one.
+        sweep: dotted field -> values; the product of all is run. ``policies.LABEL.field`` reaches into one. What belongs
+            together goes under a name of its own: ``load: {1: {workload.concurrency: 1, workload.requests: 8}, ...}``.
         slo: limits that make requests count as goodput.
         tune: what ``adasim tune`` searches.
+        validation: what ``adasim validate`` holds predictions to.
         profile: what ``adasim profile`` measures, where it is not to derive that itself.
         reference: published or measured numbers to print beside the prediction.
         assumptions: what a reader must know about where the inputs are thin.
@@ -57,11 +61,12 @@ class Scenario(Component):
     workload: AnyWorkload
     backend: AnyBackend
     policies: list[AnyPolicy] = Field(min_length=1)
-    sweep: dict[str, Annotated[list[Value], Field(min_length=1)]] = Field(default_factory=dict)
+    sweep: dict[str, Annotated[list[Value] | Cases, Field(min_length=1)]] = Field(default_factory=dict)
     seeds: list[Annotated[int, Field(ge=0, lt=2**32)]] = Field(default=[0, 1, 2], min_length=1)
     slo: Slo | None = None
     measure: Measure = Measure()
     tune: Tune | None = None
+    validation: Validation = Validation()
     profile: ProfileGrid | None = None
     reference: Reference | None = None
     assumptions: list[str] = Field(default_factory=list)
@@ -83,11 +88,19 @@ class Scenario(Component):
             )
         if len(set(self.seeds)) < len(self.seeds):
             problems.append("seeds: each may stand once")
+        set_by: dict[str, str] = {}  # field -> the axis that sets it
         for key, values in self.sweep.items():
-            first, last = key.split(".")[0], key.split(".")[-1]
-            if first in UNSWEPT or (first == "policies" and last in {"name", "kind"}):
-                problems.append(f"sweep.{key}: cannot be swept")
-            if len({json.dumps(v) for v in values}) < len(values):
+            fields = {f for case in values.values() for f in case} if isinstance(values, dict) else {key}
+            for field in sorted(fields):
+                first, last = field.split(".")[0], field.split(".")[-1]
+                if first in UNSWEPT or (first == "policies" and last in {"name", "kind"}):
+                    problems.append(f"sweep.{key}: {'' if field == key else f'{field} '}cannot be swept")
+                if field in set_by:
+                    problems.append(f"sweep.{key}: {field} is already set by sweep.{set_by[field]}")
+            set_by |= dict.fromkeys(fields, key)
+            if isinstance(values, dict):
+                problems += [f"sweep.{key}.{label}: sets nothing" for label, case in values.items() if not case]
+            elif len({json.dumps(v) for v in values}) < len(values):
                 problems.append(f"sweep.{key}: each value may stand once")
         if problems:
             raise InputError(*problems)

@@ -147,6 +147,24 @@ def show_answer(
     console.print(f"Report: {out / report}", highlight=False)
 
 
+def show_facts(says: list[str], tables: "dict[str, pd.DataFrame]", *, as_json: bool, shown: str | None = None) -> None:
+    """Sentences and one of the tables, or one JSON document with all of them."""
+    if as_json:
+        document: dict[str, Any] = {"answer": says}
+        document |= {k: json.loads(t.to_json(orient="records")) for k, t in tables.items()}
+        print(to_json(document), end="")
+        return
+    console = Console(width=None if sys.stdout.isatty() else 140)
+    if shown is not None:
+        part = tables[shown]
+        table = Table(*part.columns)
+        for row in part.itertuples(index=False):
+            table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row))
+        console.print(table)
+    for line in says:
+        console.print(f"• {line}", highlight=False, markup=False)
+
+
 def show_errors(errors: list[str], word: str = "failed") -> None:
     """Failed trials, and what else must be known of a run, on standard error."""
     for error in errors:

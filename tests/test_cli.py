@@ -49,6 +49,18 @@ SHRINK = {
         *["--set", "sweep.workload.concurrency=[8]", "--set", "workload.requests_per_client=3"],
         *["--set", "seeds=[0]"],
     ],
+    **{
+        name: [
+            *["--set", "sweep={concurrency: {2: {workload.concurrency: 2, workload.requests: 4}}}"],
+            *["--set", "workload.output_len.tokens=8", "--set", "seeds=[0]"],
+            *["--set", "policies=[{kind: off}, {kind: fixed, verify_len: 4}]"],
+        ]
+        for name in ("cpu_validation", "cpu_validation_fit")
+    },
+    "cpu_validation_opd": [
+        *["--set", "sweep.backend.opd.enabled=[false]", "--set", "workload.requests=4"],
+        *["--set", "workload.output_len.tokens=8"],
+    ],
     "cpu_smollm2": [
         *["--set", "sweep.workload.concurrency=[2]", "--set", "workload.requests=4"],
         *["--set", "workload.output_len.tokens=16", "--set", "policies=[{kind: off}, {kind: head}]"],

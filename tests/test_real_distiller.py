@@ -105,6 +105,7 @@ def test_versions_come_from_the_trainer_and_accept_more(target: Target, tmp_path
     assert reloads["draft_version"].tolist() == [1, 2, 3][: len(reloads)]
     assert len(reloads) >= 2
     assert (reloads["seconds"] > 0).all()
+    assert (records.events.loc[records.events["kind"] == "trained", "seconds"] > 0).sum() == len(reloads)
     assert "trained on 16 requests" in reloads["detail"].iloc[0]
     assert tau(records, 2) > tau(records, 0) + 0.5
     assert {0, 1, 2} <= set(records.requests["draft_version"]) <= {0, *reloads["draft_version"]}
@@ -142,9 +143,9 @@ def test_a_version_that_accepts_less_is_rolled_back(target: Target, trained: Che
     opd = Opd(buffer=64, rollback=Rollback(requests=16))
     records, distiller = distil(target, trained, tmp_path, opd, rounds=14, how="degraded")
     events = records.events
-    assert events["kind"].tolist()[:2] == ["reload", "rollback"]
-    assert events["draft_version"].tolist()[:2] == [1, 0]
-    assert "ALARM: version 1: tau -" in events["detail"].iloc[1]
+    assert events["kind"].tolist()[:3] == ["trained", "reload", "rollback"]
+    assert events["draft_version"].tolist()[:3] == [1, 1, 0]
+    assert "ALARM: version 1: tau -" in events["detail"].iloc[2]
     assert tau(records, 1) < tau(records, 0) - 0.3
     assert records.steps["draft_version"].iloc[-1] == 0
     assert distiller.folder.base_version.read_text() == "0"

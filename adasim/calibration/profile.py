@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError
 from adasim.calibration.acceptance import AnyAcceptance
 from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.draft_model import DraftModel
+from adasim.calibration.fitted_on import FittedRun
 from adasim.calibration.interval import Estimate, Residual
 from adasim.calibration.learning import LearningCurve
 from adasim.calibration.roofline import AnyCost
@@ -42,6 +43,7 @@ class Profile(Component):
     Attributes:
         identity: engine, model and machine that were measured; null = published or simulated numbers.
         learning: how each domain's drafter learned while serving, for ``backend.learning.curves``.
+        fitted_on: the runs with acceptance of its own that were fitted; ``adasim validate`` does not count these.
         fitted: lowest and highest value of each input that was seen; outside it is extrapolation.
         counts: of what the fit rests on.
         intervals: every fitted parameter with its 95 % interval.
@@ -59,6 +61,7 @@ class Profile(Component):
     uncertainty: Uncertainty = Uncertainty()
     identity: EngineIdentity | None = None
     learning: dict[str, LearningCurve] = Field(default_factory=dict)
+    fitted_on: list[FittedRun] = Field(default_factory=list)
     fitted: dict[str, list[float]] = Field(default_factory=dict)
     counts: dict[str, int] = Field(default_factory=dict)
     intervals: dict[str, Estimate] = Field(default_factory=dict)

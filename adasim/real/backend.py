@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from adasim.calibration.alarm import Alarm
+from adasim.calibration.cost import CostModel
+from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.files import is_file
@@ -58,6 +60,7 @@ class TorchBackend(Component):
         ignore_eos: answer until ``output_len`` whatever the model says.
         forced: accept by decree, for profiling; marked in every record. Its ``prompts: random`` use ``prompt_len``.
         cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
+        profile: a calibrated profile, whose cost they know instead.
         opd: train the drafter while it serves, in a process of its own; null = it stays as it is.
         alarm: watches tau; null = nobody does.
     """
@@ -79,12 +82,20 @@ class TorchBackend(Component):
     ignore_eos: bool = False
     forced: Forced | None = None
     cost: AnyCost | None = None
+    profile: str | None = None
     opd: Opd | None = None
     alarm: Alarm | None = None
+    _believed: CostModel | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
-    def _trainable(self) -> Self:
+    def _consistent(self) -> Self:
         problems = []
+        if self.profile is not None and self.cost is not None:
+            problems.append("give cost or profile, not both")
+        elif self.profile is not None:
+            self._believed = Profile.load(self.profile).cost
+        else:
+            self._believed = self.cost
         if self.opd is not None and self.drafter is None:
             problems.append("opd needs a drafter")
         if self.opd is not None and self.forced is not None:
@@ -106,7 +117,7 @@ class TorchBackend(Component):
     @property
     def inputs(self) -> dict[str, Component]:
         """No model decides the outcome: all is measured. A cost model only informs policies."""
-        return {} if self.cost is None else {"cost": self.cost}
+        return {} if self._believed is None else {"cost": self._believed}
 
     def identity(self) -> EngineIdentity:
         """Where this engine's numbers come from.
@@ -146,8 +157,8 @@ class TorchBackend(Component):
             max_draft_len=longest,
             max_running_requests=self.max_running_requests,
             lag_steps=self.lag_steps,
-            provides=frozenset(provides | ({"cost"} if self.cost is not None else set())),
-            cost=self.cost,
+            provides=frozenset(provides | ({"cost"} if self._believed is not None else set())),
+            cost=self._believed,
         )
 
     def check_policy(self, policy: Policy) -> None:

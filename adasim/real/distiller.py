@@ -158,8 +158,10 @@ class Distiller:
             self._bad.add(found.number)
             self._event(engine, "refused", found.number, 0.0, "it was trained from a version that was rolled back")
         else:
+            train_s = float(found.manifest.get("train_s", 0.0))
+            self._event(engine, "trained", found.number, train_s, "")
             self._use(engine, found.number, found.checkpoint, start, "reload", _told(found))
-            self.train_s += float(found.manifest.get("train_s", 0.0))
+            self.train_s += train_s
             self.before, self.current = self.current, found.number
             self.judge.begin(self.current, self.before)
             if self.opd.keep is None:

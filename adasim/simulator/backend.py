@@ -52,6 +52,7 @@ class SimBackend(Component):
         profile: name of a packaged profile, or a path.
         drafters: further drafters by name, for policies that choose one (``drafter``).
         adjust: moves the calibrated inputs; see ``adasim sensitivity``.
+        believed: what policies know of time; null = the truth.
         max_draft_len: drafts of a full block (block - 1).
         max_running_requests: one limit for every policy.
         ragged: pack different verify lengths; false pads everybody to the longest.
@@ -74,6 +75,7 @@ class SimBackend(Component):
     acceptance: AnyAcceptance | None = None
     drafters: dict[str, DraftModel] = Field(default_factory=dict)
     adjust: Adjust | None = None
+    believed: AnyCost | None = None
     max_draft_len: int = Field(default=15, ge=1)
     max_running_requests: int = Field(default=256, ge=1)
     ragged: bool = True
@@ -235,7 +237,7 @@ class SimBackend(Component):
             captured_lens=tuple(cost.captured_lens or ()),
             lag_steps=self.lag_steps,
             provides=frozenset(provides),
-            cost=cost if self._dp == 1 else BalancedRanks(cost, self._dp),
+            cost=self.believed or (cost if self._dp == 1 else BalancedRanks(cost, self._dp)),
             drafters=frozenset(self._drafters()),
         )
 
@@ -416,7 +418,7 @@ class _Source:
     ) -> None:
         self.env, self.clients, self.admission = env, workload.clients, admission
         self.requests, self.sent, self.finished = requests, 0, 0
-        self.drain = workload.drain if isinstance(workload, Closed) else True
+        self.drain = getattr(workload, "drain", True)
         self.over = env.event()
         self.watchers: list[Callable[[Finished], None]] = []
 

@@ -13,13 +13,13 @@ from adasim.calibration.estimate.recording import RecordedTrial, max_draft_len, 
 from adasim.calibration.estimate.text_model import Shape, TextModel, sequences
 from adasim.calibration.estimate.text_shape import Posterior, Told, low_limit, posterior
 from adasim.calibration.interval import Estimate
-from adasim.calibration.survival import Measured
+from adasim.calibration.survival import AnyCurve, Measured
 from adasim.errors import InputError
 from adasim.types import FloatArray
 
 LEAST_AT_RISK = 10  # drafts that could have been accepted; with fewer a position counts as unknown
 LEAST_WHOLE = 300  # full-block rounds with which their own survival needs no model
-MOST_REQUESTS = 300  # of a domain, whose sequences are looked at
+MOST_REQUESTS = 160  # of a domain, whose sequences are looked at
 LEAST_REQUESTS = 8  # in all, to tell how requests differ
 MODEL_DRAWS = 100
 
@@ -70,7 +70,8 @@ def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart
     if found is None:
         notes.append(f"acceptance: {requests} requests are too few to tell how requests differ and rounds hang together")
     part: FittedPart[CurveAcceptance] = FittedPart(CurveAcceptance(curves={"-": Measured(values=[0.5])}), notes=notes)
-    curves, widths = {}, []
+    curves: dict[str, AnyCurve] = {}
+    widths = []
     for d in domains:
         curve, width, at_lengths = _domain(part, d, counts[d], depth, shape, found, seed)
         curves[d] = Measured(values=curve.tolist())

@@ -1,6 +1,7 @@
 """The whole cost model of recorded runs."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from adasim.calibration.cost import CostModel, Overhead
 from adasim.calibration.estimate.draft import fit_draft
@@ -21,7 +22,7 @@ def fit_cost(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CostM
     return join_cost(parts_of(trials, seed))
 
 
-def parts_of(trials: Sequence[RecordedTrial], seed: int = 0) -> dict[str, FittedPart]:
+def parts_of(trials: Sequence[RecordedTrial], seed: int = 0) -> dict[str, FittedPart[Any]]:
     """By name: verify (a CostModel), draft, prefill, overhead."""
     speed = machine_speed(trials)
     return {
@@ -32,7 +33,7 @@ def parts_of(trials: Sequence[RecordedTrial], seed: int = 0) -> dict[str, Fitted
     }
 
 
-def join_cost(parts: dict[str, FittedPart]) -> FittedPart[CostModel]:
+def join_cost(parts: dict[str, FittedPart[Any]]) -> FittedPart[CostModel]:
     """One cost model of its parts."""
     verify = parts["verify"]
     own = {name: parts[name].model for name in ("draft", "prefill", "overhead")}

@@ -7,9 +7,9 @@ import numpy as np
 from adasim.calibration.cost import LinearDraft
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.regions import regions
 from adasim.calibration.estimate.steps import Speed, cells, machine_speed, rounds_table
 from adasim.calibration.estimate.terms import fit_terms
-from adasim.calibration.estimate.verify import regions
 
 CONTEXT_MATTERS = 0.1  # correlation of what is left with the context, beyond which a note tells
 
@@ -30,7 +30,7 @@ def fit_draft(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | Non
         "per_position_ms": table["positions"].to_numpy(),
         "per_request_ms": table["drafting"].to_numpy(),
     }
-    constants, intervals, notes, fitted, width = fit_terms(table, columns, "draft", seed)
+    constants, intervals, notes, fitted, width = fit_terms(table, columns, "draft", seed, speed)
     off = fitted / table["ms"].to_numpy() - 1
     logs = np.log(table["context"].to_numpy())
     if len(table) >= 8 and logs.std() > 0.2:
@@ -42,7 +42,7 @@ def fit_draft(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | Non
     error = float(np.hypot(np.median(np.abs(off)), width))
     points = table[["block", "batch", "positions", "context", "ms", "count"]].assign(fitted_ms=fitted)
     return FittedPart(
-        LinearDraft(**constants),
+        LinearDraft.model_validate(constants),
         intervals,
         regions("draft", table, fitted),
         {"draft positions": (float(table["positions"].min()), float(table["positions"].max()))},

@@ -2,9 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from adasim.calibration.estimate.part import interval, weights
 from adasim.calibration.estimate.recording import RecordedTrial
@@ -99,7 +101,7 @@ def by_temperature(trials: Sequence[RecordedTrial], rounds: pd.DataFrame, seed: 
     return effect
 
 
-def _relative(rounds: pd.DataFrame, place: FloatArray, places: int, seed: int) -> tuple[FloatArray, FloatArray]:
+def _relative(rounds: pd.DataFrame, place: "NDArray[Any]", places: int, seed: int) -> tuple[FloatArray, FloatArray]:
     """tau by place over what its domains and lengths have on average: bootstrap draws [b, places], value [places]."""
     kind = rounds.groupby(["domain", "verify_len"]).ngroup()
     expected = (1 + rounds["accepted"]).groupby(kind).transform("mean").to_numpy()

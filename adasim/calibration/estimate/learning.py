@@ -47,8 +47,8 @@ def _fit_domain(
 ) -> None:
     per = rounds.groupby(["trial", "draft_version"]).size()
     enough = per[per >= LEAST_ROUNDS].index
-    runs = [t for t, n in enough.to_frame(index=False).groupby("trial").size().items() if n >= LEAST_VERSIONS]
-    runs = [t for t in runs if (t, 0) in enough]
+    seen = enough.to_frame(index=False).groupby("trial")["draft_version"].agg(["size", "min"])
+    runs = [int(t) for t in seen.index[(seen["size"] >= LEAST_VERSIONS) & (seen["min"] == 0)].to_list()]
     if not runs:
         part.notes.append(
             f"learning of {domain}: fewer than {LEAST_VERSIONS} versions with {LEAST_ROUNDS} rounds; not fitted"

@@ -7,9 +7,9 @@ import numpy as np
 from adasim.calibration.cost import Overhead
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.regions import regions
 from adasim.calibration.estimate.steps import Speed, cells, machine_speed, rounds_table
 from adasim.calibration.estimate.terms import fit_terms
-from adasim.calibration.estimate.verify import regions
 
 
 def fit_overhead(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | None = None) -> FittedPart[Overhead]:
@@ -32,7 +32,7 @@ def fit_overhead(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | 
         "per_draft_position_ms": table["positions"].to_numpy(),
         "idle_drafter_ms": (1 - drafts) * table["drafter_loaded"].to_numpy(),
     }
-    constants, intervals, notes, fitted, width = fit_terms(table, columns, "overhead", seed)
+    constants, intervals, notes, fitted, width = fit_terms(table, columns, "overhead", seed, speed)
     off = fitted / table["ms"].to_numpy() - 1
     kept = ["block", "batch", "tokens", "positions", "reads_head", "ms", "count"]
     return FittedPart(

@@ -26,7 +26,7 @@ def fit_prefill(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | N
     table = table.assign(ms=speed.steady_ms(table, "prefill_s"))
     tokens = table["tokens"].to_numpy()
     columns = {"per_token_ms": tokens, "base_ms": np.ones(len(table))}
-    constants, intervals, notes, fitted, width = fit_terms(table, columns, "prefill", seed)
+    constants, intervals, notes, fitted, width = fit_terms(table, columns, "prefill", seed, speed)
     off = fitted / table["ms"].to_numpy() - 1
     place = np.searchsorted(EDGES, tokens)
     names = ["up to 64", "65-256", "257-1024", "over 1024"]

@@ -7,12 +7,14 @@ import numpy as np
 import pandas as pd
 
 from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.regression import HUBER
 from adasim.errors import InputError
 from adasim.types import FloatArray
 
 TOKENS_BIN, CONTEXT_BIN = 0.03, 0.15  # of logarithms: what is that close together is one cell
 BLOCK_S = 20.0  # in which a machine's speed is taken to be steady
-PASSES = 12  # of the median polish
+PASSES = 8  # of the robust fit of the machine's speed
+SPLITS = 5  # of cells into halves, to see how well they tell the machine's speed
 SKIPPED = 1  # rounds at a run's start: they pay for what later ones find ready
 
 
@@ -92,9 +94,10 @@ def _drafting(trial: RecordedTrial) -> FloatArray:
     """Requests that drafted, by step: those of the rounds table, else all where anything was drafted."""
     steps, rounds = trial.records.steps, trial.records.rounds
     if rounds is None:
-        return np.where(steps["draft_tokens"] > 0, steps["decoding"], 0).astype(np.float64)
+        every = np.where(steps["draft_tokens"] > 0, steps["decoding"], 0)
+        return np.asarray(every, dtype=np.float64)
     counts = rounds[rounds["draft_len"] > 0].groupby("step").size()
-    return counts.reindex(steps["step"]).fillna(0).to_numpy(dtype=np.float64)
+    return np.asarray(counts.reindex(steps["step"]).fillna(0), dtype=np.float64)
 
 
 def pauses(trial: RecordedTrial) -> FloatArray:
@@ -141,10 +144,26 @@ class Speed:
     Attributes:
         factors: of times, by block; 1 where nothing ties a block to others.
         tied: blocks that share a cell with another.
+        errors: what the logarithms of the factors may be off, [cases, blocks]: half the difference between factors of
+            two halves of the cells.
     """
 
     factors: "pd.Series[float]"
     tied: int
+    errors: FloatArray
+
+    @property
+    def unsure(self) -> float:
+        """Standard error of the logarithm of the usual speed, the median of what drifted."""
+        logs = np.log(self.factors.to_numpy(dtype=float))
+        return 1.2533 * float(logs.std(ddof=1)) / np.sqrt(len(logs)) if len(logs) > 1 else 0.0
+
+    def cases(self, table: pd.DataFrame, seed: int, draws: int) -> FloatArray:
+        """What steady times of the rows may be instead, as factors, [draws, rows]: other usual speeds, other factors."""
+        rng = np.random.default_rng([seed, 4])
+        at = self.factors.index.get_indexer(pd.Index(table["block"]))
+        usual = self.unsure * rng.standard_normal((draws, 1))
+        return np.exp(usual + self.errors[rng.integers(len(self.errors), size=draws)][:, at])
 
     def steady_ms(self, table: pd.DataFrame, value: str) -> FloatArray:
         """Milliseconds of ``value`` (seconds) as on the machine at its usual speed, [rows]."""
@@ -155,7 +174,7 @@ class Speed:
 def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
     """The machine's speed in every block, by steps that several blocks made, whatever part of them.
 
-    Logarithms of times are a cell's plus a block's; both by medians, in turn (median polish).
+    Logarithms of times are a cell's plus a block's.
     """
     rounds, prefills = rounds_table(trials), prefills_table(trials)
     parts = {
@@ -165,19 +184,48 @@ def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
         "prefill_s": cells(prefills, "prefill_s"),
     }
     kept = [
-        pd.DataFrame({"block": t["block"], "cell": [f"{name} {c}" for c in t["cell"]], "y": np.log(t[name])})
+        pd.DataFrame(
+            {"block": t["block"], "cell": [f"{name} {c}" for c in t["cell"]], "y": np.log(t[name]), "count": t["count"]}
+        )
         for name, t in parts.items()
         if len(t)
     ]
     table = pd.concat(kept, ignore_index=True)
     factors = pd.Series(0.0, index=pd.Index(sorted(table["block"].unique(), key=_in_order(trials)), name="block"))
     part = table[table.groupby("cell")["block"].transform("nunique") > 1]
-    if len(part):
-        for _ in range(PASSES):
-            cell = (part["y"] - part["block"].map(factors)).groupby(part["cell"]).transform("median")
-            factors.update((part["y"] - cell).groupby(part["block"]).median())
-        factors -= factors.median()
-    return Speed(np.exp(factors), part["block"].nunique())
+    if part.empty:
+        return Speed(factors + 1.0, 0, np.zeros((1, len(factors))))
+    rng = np.random.default_rng(0)
+    errors = []
+    for _ in range(SPLITS):
+        half = part["cell"].isin(rng.permutation(part["cell"].unique())[::2])
+        one, other = (_factors(part[h], factors.index).to_numpy() for h in (half, ~half))
+        errors += [(one - other) / 2, (other - one) / 2]
+    return Speed(_factors(part, factors.index).map(np.exp), part["block"].nunique(), np.array(errors))
+
+
+def _factors(part: pd.DataFrame, index: "pd.Index[str]") -> "pd.Series[float]":
+    """Logarithms of the factors of blocks: y = cell + block by Huber's rule, all blocks at once.
+
+    (Medians in turn would not do: two runs that share much hold each other where they are, whatever ties them to others.)
+    """
+    block, cell = index.get_indexer(pd.Index(part["block"])), pd.factorize(part["cell"])[0]
+    y, found = part["y"].to_numpy(), np.zeros(len(index))
+    prior = np.sqrt(part["count"].to_numpy(dtype=float))
+    weight = prior
+    for _ in range(PASSES):
+        share = np.zeros((cell.max() + 1, len(index)))
+        np.add.at(share, (cell, block), weight)
+        total = share.sum(axis=1)
+        mean = np.bincount(cell, weights=weight * y) / total
+        normal = np.diag(share.sum(axis=0)) - share.T @ (share / total[:, None])
+        right = np.bincount(block, weights=weight * (y - mean[cell]), minlength=len(index))
+        found = np.linalg.lstsq(normal, right, rcond=1e-9)[0]
+        level = np.bincount(cell, weights=weight * (y - found[block])) / total
+        off = np.abs(y - level[cell] - found[block])
+        spread = 1.4826 * float(np.median(off))
+        weight = prior * np.minimum(1.0, HUBER * spread / np.maximum(off, 1e-9))
+    return pd.Series(found - np.median(found), index=index)
 
 
 def _in_order(trials: Sequence[RecordedTrial]) -> Callable[[str], int]:

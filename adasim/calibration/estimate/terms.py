@@ -5,12 +5,13 @@ import pandas as pd
 
 from adasim.calibration.estimate.part import DRAWS, LEAST_RUNS, interval, weights
 from adasim.calibration.estimate.regression import fit, independent
+from adasim.calibration.estimate.steps import Speed
 from adasim.calibration.interval import Estimate
 from adasim.types import FloatArray
 
 
 def fit_terms(
-    table: pd.DataFrame, columns: dict[str, FloatArray], part: str, seed: int
+    table: pd.DataFrame, columns: dict[str, FloatArray], part: str, seed: int, speed: Speed
 ) -> tuple[dict[str, float], dict[str, Estimate], list[str], FloatArray, float]:
     """Constants of ``ms`` as a sum of ``columns``, those first in line preferred where some cannot be told apart.
 
@@ -19,6 +20,7 @@ def fit_terms(
         columns: name of the constant -> what it multiplies, [rows].
         part: what intervals are named after.
         seed: of the bootstrap.
+        speed: of the machine; how well its usual value is known widens all intervals.
 
     Returns:
         Constants, intervals, notes, fitted milliseconds [rows], relative half-width of predictions.
@@ -31,10 +33,11 @@ def fit_terms(
     by_run = table["block"].nunique() >= LEAST_RUNS
     group, known = pd.factorize(table["block"] if by_run else np.arange(len(table)))
     drawn = []
-    for w in weights(len(known), seed, DRAWS):
+    other_ms = ms * speed.cases(table, seed, DRAWS)
+    for w, mine in zip(weights(len(known), seed, DRAWS), other_ms, strict=True):
         weight = count * w[group]
         kept = weight > 0
-        drawn.append(fit(terms[kept][:, used], ms[kept], weight[kept]))
+        drawn.append(fit(terms[kept][:, used], mine[kept], weight[kept]))
     draws = np.array(drawn)
     how = f"bootstrap over {len(known)} {'runs' if by_run else 'cells of few runs'}"
     constants = dict.fromkeys(names, 0.0) | {names[i]: float(v) for i, v in zip(used, found, strict=True)}

@@ -1,0 +1,270 @@
+"""Which part of the model is to blame: each is replaced by what the run itself showed, one at a time."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import log
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy.optimize import minimize
+
+from adasim.calibration.acceptance import CurveAcceptance
+from adasim.calibration.adjust import Adjust
+from adasim.calibration.cost import CostModel
+from adasim.calibration.luck import HeadQuality
+from adasim.calibration.survival import Measured
+from adasim.errors import InputError
+from adasim.measured import Run
+from adasim.prediction import Pair, Predictor
+from adasim.records import Records
+from adasim.twin import Twin, luck_seeds
+from adasim.types import FloatArray
+
+TIMES = ("verify", "draft", "overhead", "prefill")
+PARTS = (*TIMES, "acceptance", "head")
+ALL = "all together"
+LEAST_REPORTS = 50  # of a length head, to judge it by
+SMALL_S = 1e-7  # a step; what is taken for nothing
+
+
+def levels(measured: pd.DataFrame, modelled: pd.DataFrame, speed: float = 1.0) -> Adjust:
+    """Measured over modelled seconds of each part, over all steps of a run: the model's form, the run's own level.
+
+    A part that the model or the run takes for nothing keeps its level.
+
+    Args:
+        measured: ``StepRecord`` columns.
+        modelled: of the same steps, see :func:`step_seconds`.
+        speed: how many times longer everything took; no part's own.
+    """
+    factors = {}
+    for part in TIMES:
+        there, here = float(modelled[part].sum()), float(measured[f"{part}_s"].sum())
+        if min(there, here) > SMALL_S * len(measured):
+            factors[part] = float(np.clip(here / there / speed, 0.01, 100))
+    return Adjust.model_validate(factors)
+
+
+def step_seconds(steps: pd.DataFrame, cost: CostModel, *, reads_head: bool, drafter_loaded: bool) -> pd.DataFrame:
+    """What a cost model says of recorded steps at their own batch, tokens and context: seconds by part, a row each."""
+    numbers = steps[["decoding", "draft_tokens", "verify_tokens", "context", "prefill_tokens"]].to_numpy(dtype=float)
+    rows = []
+    for decoding, drafts, verified, context, prefill in numbers.tolist():
+        batch, positions = int(decoding), int(drafts + decoding) if drafts else 0
+        longest = round(drafts / decoding) if decoding else 0
+        step = cost.step(
+            batch, positions, int(verified), context, longest_draft=longest, prefill=int(prefill), reads_head=reads_head,
+            drafter_loaded=drafter_loaded,
+        )  # fmt: skip
+        rows.append(step)
+    return pd.DataFrame(rows, columns=list(TIMES_IN_ORDER), index=steps.index)
+
+
+TIMES_IN_ORDER = ("draft", "verify", "overhead", "prefill")  # as in StepSeconds
+
+
+def own_survival(blocks: pd.DataFrame, prior: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
+    """Survival by domain by the product-limit estimator (Kaplan and Meier 1958), [K] each.
+
+    A block verified to v says nothing of drafts beyond; where no block reached, the conditional acceptance of ``prior``
+    goes on. A policy that cuts blocks by what it sees of them cuts informatively: give blocks that were cut blindly.
+    """
+    found = {}
+    for name, curve in prior.items():
+        part = blocks[(blocks["domain"] == name) & (blocks["verify_len"] > 1)]
+        before = np.concatenate([[1.0], curve[:-1]])
+        given = np.divide(curve, before, out=np.zeros_like(curve), where=before > 0)
+        drafts, accepted, count = (part[c].to_numpy() for c in ("verify_len", "accepted", "blocks"))
+        for k in range(1, len(curve) + 1):
+            at_risk = int(count[(drafts > k) & (accepted >= k - 1)].sum())
+            if at_risk:
+                given[k - 1] = count[(drafts > k) & (accepted >= k)].sum() / at_risk
+        found[name] = np.cumprod(given)
+    return found
+
+
+def own_acceptance(blocks: pd.DataFrame, model: CurveAcceptance, max_draft_len: int) -> CurveAcceptance:
+    """The model with the survival of recorded blocks in the domains they met; correlation, spread and head stay."""
+    met = [d for d in blocks["domain"].unique() if d in model.curves]
+    prior = {d: model.survival(d, max_draft_len) for d in met}
+    curves = {d: Measured(kind="measured", values=c.tolist()) for d, c in own_survival(blocks, prior).items()}
+    off = {"temperature": 0.0, "tau_by_temperature": None}  # the curves are measured at the temperature they are used at
+    return model.model_copy(update={"curves": model.curves | curves, **off})
+
+
+def own_head(records: Records, head: HeadQuality, survival: Mapping[str, FloatArray]) -> HeadQuality | None:
+    """Bias and noise of the length head's reports, by maximum likelihood; None: too few.
+
+    A report misses L by a normal error. Where all that was verified was accepted, L is only known to be at least that;
+    how likely each L is, is in ``survival`` by domain, [K] each. What a policy cut by the report itself does no harm:
+    the likelihood is that of the report and of what was seen.
+    """
+    rounds = records.rounds
+    if rounds is None or rounds.empty:
+        return None
+    known = rounds[rounds["accept_len"].notna() & (rounds["draft_len"] > 0) & rounds["domain"].isin(list(survival))]
+    if len(known) < LEAST_REPORTS:
+        return None
+    mass = {d: -np.diff(np.concatenate([[1.0], curve, [0.0]])) for d, curve in survival.items()}  # P(L = l), l = 0..K
+    prior = np.stack([mass[d] for d in known["domain"]])
+    lengths = np.arange(prior.shape[1])
+    accepted = known["accepted"].to_numpy()[:, None]
+    open_end = (known["accepted"] == known["verify_len"] - 1).to_numpy()[:, None]
+    prior = np.where(open_end, lengths >= accepted, lengths == accepted) * prior
+    miss = known["accept_len"].to_numpy(dtype=float)[:, None] - 1 - lengths
+
+    def unlikely(told: FloatArray) -> float:
+        density = np.exp(-(((miss - told[0]) / np.exp(told[1])) ** 2) / 2 - told[1])
+        return -float(np.log((density * prior).sum(axis=1) + 1e-300).sum())
+
+    bias, spread = minimize(unlikely, [head.bias, log(head.noise)], method="Nelder-Mead").x
+    told = {"bias": float(np.clip(bias, -30, 30)), "noise": float(np.clip(np.exp(spread), 0.05, 30))}
+    return HeadQuality.model_validate(head.model_dump() | told)
+
+
+@dataclass(slots=True)
+class Attribution:
+    """Swaps measured parts into twins.
+
+    Attributes:
+        predictor: knows plain decoding.
+        references: runs of plain decoding, by point and seed.
+        blind: runs whose verify lengths are fixed, likewise.
+        advance: called after every run.
+    """
+
+    predictor: Predictor
+    references: Mapping[tuple[object, ...], Sequence[Run]]
+    blind: Mapping[tuple[object, ...], Sequence[Run]]
+    advance: Callable[[], None] = lambda: None
+    _levels: dict[tuple[object, ...], tuple[float, Adjust]] = field(default_factory=dict)
+
+    def rows(self, run: Run, pair: Pair, measured: float) -> list[dict[str, Any]]:
+        """Errors of throughput over plain decoding with each part swapped, and with all: log(predicted / measured).
+
+        Args:
+            run: the measured run.
+            pair: its twins.
+            measured: its ratio.
+        """
+        luck = luck_seeds(run.trial.seed, self.predictor.luck)
+        where = {"policy": run.trial.policy, **run.trial.point, "seed": run.trial.seed}
+        before = self._error(pair, luck, measured, self.predictor.plain(run, pair))
+        rows = [{**where, "part": "", "error": before}]
+        changes = self._changes(run, pair)
+        for part, (policy, reference) in changes.items():
+            swapped = pair.with_(policy, reference)
+            rows.append({**where, "part": part, "error": self._error(swapped, luck, measured, swapped.plain())})
+        together = pair
+        for policy, reference in changes.values():
+            together = together.with_(policy, reference)
+        rows.append({**where, "part": ALL, "error": self._error(together, luck, measured, together.plain())})
+        self.advance()
+        return rows
+
+    def _error(self, pair: Pair, luck: Sequence[int], measured: float, plain: dict[str, float]) -> float:
+        ratios = [pair.predict(seed, plain)["throughput_ratio"] for seed in luck]
+        return float(np.mean(np.log(ratios))) - log(measured)
+
+    def _changes(self, run: Run, pair: Pair) -> dict[str, tuple["Change", "Change"]]:
+        """For every part that the run shows: how the twins of policy and reference change."""
+        records, twin = run.records(), pair.policy
+        policy, cost = twin.policy, twin.backend.calibrated_cost
+        reads = bool(policy.needs & {"survival", "accept_len"})
+        says = step_seconds(records.steps, cost, reads_head=reads, drafter_loaded=policy.loads_drafter)
+        speed, plain = self._plain_levels(run, pair)
+        own = levels(records.steps, says, speed)
+        found: dict[str, tuple[Change, Change]] = {}
+        for part in TIMES:
+            if part in own.model_fields_set | plain.model_fields_set:
+                found[part] = (_scaled(part, own), _scaled(part, plain))
+        model = twin.backend.calibrated_acceptance
+        blocks, head = self._blocks(run, records), None
+        if isinstance(model, CurveAcceptance) and (blocks["verify_len"] > 1).any():
+            swapped = own_acceptance(blocks, model, twin.backend.max_draft_len)
+            found["acceptance"] = (lambda t: t.with_(acceptance=_with_head(swapped, t)), _same)
+            seen = {d: swapped.survival(d, twin.backend.max_draft_len) for d in records.blocks["domain"].unique()}
+            head = own_head(records, model.head, seen) if reads else None
+        if head is not None:
+            found["head"] = (lambda t: t.with_(acceptance=_acceptance(t).model_copy(update={"head": head})), _same)
+        return found
+
+    def _blocks(self, run: Run, records: Records) -> pd.DataFrame:
+        """Blocks that were cut blindly: the run's own, else those of fixed lengths beside it, whose text is the same."""
+        beside = self.blind.get(run.place, [])
+        if not beside or run in beside:
+            return records.blocks
+        return pd.concat([r.records().blocks for r in beside], ignore_index=True)
+
+    def _plain_levels(self, run: Run, pair: Pair) -> tuple[float, Adjust]:
+        """How many times slower the machine was at plain decoding beside a run, and the level of its parts in that."""
+        if run.place not in self._levels:
+            cost, loaded = pair.reference.backend.calibrated_cost, pair.reference.policy.loads_drafter
+            steps = pd.concat([r.records().steps for r in self.references[run.place]], ignore_index=True)
+            says = step_seconds(steps, cost, reads_head=False, drafter_loaded=loaded)
+            speed = float(steps[[f"{part}_s" for part in TIMES]].to_numpy().sum() / says.to_numpy().sum())
+            self._levels[run.place] = speed, levels(steps, says, speed)
+        return self._levels[run.place]
+
+
+Change = Callable[[Twin], Twin]
+
+
+def _scaled(part: str, own: Adjust) -> Change:
+    def change(twin: Twin) -> Twin:
+        now = twin.backend.adjust or Adjust()
+        return twin.with_(adjust=now.model_copy(update={part: getattr(own, part)}))
+
+    return change
+
+
+def _same(twin: Twin) -> Twin:
+    return twin
+
+
+def _acceptance(twin: Twin) -> Any:
+    return twin.backend.calibrated_acceptance
+
+
+def _with_head(model: CurveAcceptance, twin: Twin) -> CurveAcceptance:
+    return model.model_copy(update={"head": _acceptance(twin).head})
+
+
+def summary_of(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a part: mean absolute error before, with it swapped, and how much that removes; the largest first.
+
+    Over all cells; one in which a part could not be swapped keeps its error. Logarithms are averaged over repeats first,
+    so that luck does not count as the model's error.
+    """
+    keys = [c for c in rows.columns if c not in {"seed", "part", "error"}]
+    cells = rows.groupby([*keys, "part"], sort=False)["error"].mean().unstack("part")
+    found = []
+    for part in (*PARTS, ALL):
+        if part in cells:
+            before, after = cells[""].abs().mean(), cells[part].fillna(cells[""]).abs().mean()
+            found.append((part, int(cells[part].notna().sum()), before, after, before - after))
+    table = pd.DataFrame(found, columns=["part", "cells", "before", "swapped", "removed"])
+    last = table["part"] == ALL
+    parts = table[~last].sort_values("removed", ascending=False, kind="stable")
+    return pd.concat([parts, table[last]], ignore_index=True)
+
+
+def to_blame(rows: pd.DataFrame) -> pd.DataFrame:
+    """A row a cell: its error, and the part whose swap removes most of it."""
+    keys = [c for c in rows.columns if c not in {"seed", "part", "error"}]
+    cells = rows.groupby([*keys, "part"], sort=False)["error"].mean().unstack("part")
+    parts = [p for p in PARTS if p in cells]
+    left = cells[parts].abs()
+    table = pd.DataFrame({"error": np.expm1(cells[""]), "part": left.idxmin(axis=1), "left": left.min(axis=1)})
+    table["removed"] = cells[""].abs() - table["left"]
+    table["part"] = table["part"].where(table["removed"] > 0, "none alone")
+    return table.drop(columns="left").reset_index()
+
+
+def guarded(work: Callable[[], list[dict[str, Any]]]) -> tuple[list[dict[str, Any]], str | None]:
+    """The rows of a run, or why its parts cannot be swapped."""
+    try:
+        return work(), None
+    except (InputError, ValueError) as error:
+        return [], str(error)

@@ -1,0 +1,113 @@
+"""The part of the model that is wrong is the one that is named."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from adasim.attribution import ALL, levels, own_head, own_survival, step_seconds, summary_of, to_blame
+from adasim.calibration.luck import HeadQuality
+from adasim.policies.base import Policy
+from adasim.policies.fixed import Fixed
+from adasim.policies.head import Head
+from adasim.records import Records
+from adasim.simulator.backend import SimBackend
+from adasim.validation import examine
+from adasim.workload import Closed
+from tests.validating import COST, acceptance, measured, plan, profile, raw
+
+
+@pytest.fixture(scope="module")
+def truth(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    made = plan(seeds=[0, 1], sweep={}, validation={"luck": 2}, workload=raw()["workload"] | {"requests": 24})
+    return made, measured(made, tmp_path_factory.mktemp("truth"))[1]
+
+
+WRONG = {
+    "draft": {"cost": COST | {"draft": {"kind": "linear", "base_ms": 2.5}}},
+    "overhead": {"cost": COST | {"overhead": {"speculative_ms": 3.0, "round_ms": 1.0}}},
+    "acceptance": {"acceptance": acceptance(curves={"code": {"kind": "geometric", "alpha": 0.5}})},
+    "head": {"acceptance": acceptance(head={"noise": 2.0, "bias": 5.0})},
+}
+
+
+@pytest.mark.parametrize("part", WRONG)
+def test_the_wrong_part_is_named(truth: Any, part: str) -> None:
+    found = examine(truth[0], truth[1], profile(**WRONG[part]), set())
+    table = found.attribution.set_index("part").astype(float).to_dict("index")
+    assert found.attribution.iloc[0]["part"] == part
+    assert all(table[name]["swapped"] < 0.5 * table[name]["before"] for name in (part, ALL))
+    blamed = found.blame[found.blame["policy"] == "head"] if part == "head" else found.blame
+    assert (blamed["part"] == part).mean() > 0.6
+    assert not found.passed
+
+
+def test_a_right_profile_passes(truth: Any) -> None:
+    found = examine(truth[0], truth[1], profile(), set())
+    assert dict(zip(found.errors["metric"], found.errors["mean_abs"], strict=True))["throughput_ratio"] < 0.05
+    assert found.ranking["wrong"].sum() == 0
+
+
+def run(policy: Policy, requests: int = 60, **fields: Any) -> tuple[SimBackend, Records]:
+    backend = SimBackend.model_validate(raw()["backend"] | fields)
+    load = Closed(concurrency=8, requests=requests, domains={"code": 1.0})
+    return backend, backend.run(load, policy, 3)
+
+
+def test_a_level_is_measured_over_modelled_seconds() -> None:
+    """Verification twice as long, drafting half: the model's form is kept, its level is found exactly."""
+    slow, records = run(Fixed(verify_len=6), adjust={"verify": 2.0, "draft": 0.5})
+    says = step_seconds(records.steps, slow.calibrated_cost, reads_head=False, drafter_loaded=True)
+    own = levels(records.steps, says)
+    assert (own.verify, own.draft, own.overhead) == pytest.approx((2.0, 0.5, 1.0), rel=1e-6)
+    assert levels(records.steps, says, speed=2.0).verify == pytest.approx(1.0, rel=1e-6)
+
+
+def test_a_slower_machine_is_no_part_to_blame(tmp_path: Path) -> None:
+    """Everything takes three times as long: ratios to plain decoding stay, and so do the parts of a right profile."""
+    slow = dict.fromkeys(("verify", "draft", "overhead", "prefill"), 3.0)
+    made = plan(seeds=[0], sweep={}, validation={"luck": 2}, backend=raw()["backend"] | {"adjust": slow})
+    found = examine(made, measured(made, tmp_path)[1], profile(), set())
+    parts = found.attribution.set_index("part")
+    assert parts.loc[["verify", "draft", "overhead"], "removed"].to_numpy() == pytest.approx(0, abs=1e-3)
+
+
+def test_survival_of_cut_blocks_by_hand() -> None:
+    """Of 10 blocks of 3 verified, 4 reach the end and may go on; the one of 2 says nothing of the second draft."""
+    rows = [("code", 3, 0, 3), ("code", 3, 1, 3), ("code", 3, 2, 4), ("code", 2, 1, 10), ("code", 1, 0, 99)]
+    blocks = pd.DataFrame(rows, columns=["domain", "verify_len", "accepted", "blocks"])
+    found = own_survival(blocks, {"code": np.array([0.5, 0.4, 0.3])})["code"]
+    assert found == pytest.approx([17 / 20, 17 / 20 * 4 / 7, 17 / 20 * 4 / 7 * 0.75])
+
+
+@pytest.mark.parametrize("gamma", [1.0, 1.4])
+def test_a_head_is_found_although_it_cut_the_blocks_itself(gamma: float) -> None:
+    head = {"noise": 3.0, "bias": -0.8}
+    backend, records = run(Head(gamma=gamma), 200, acceptance=acceptance(head=head))
+    survival = {"code": backend.calibrated_acceptance.survival("code", 15)}  # type: ignore[attr-defined]
+    found = own_head(records, HeadQuality(), survival)
+    assert found is not None
+    assert found.noise == pytest.approx(3.0, rel=0.08)
+    assert found.bias == pytest.approx(-0.8, abs=0.3)
+
+
+def test_too_few_reports_say_nothing() -> None:
+    _, records = run(Head(), 1)
+    assert records.rounds is not None
+    assert own_head(records, HeadQuality(), {"code": np.array([0.5])}) is None or len(records.rounds) >= 50
+    records.rounds = None
+    assert own_head(records, HeadQuality(), {"code": np.array([0.5])}) is None
+
+
+def test_errors_are_of_cells_not_of_repeats() -> None:
+    """Luck of +10 and -10 % is no error; a part that a cell lacks leaves its error as it is."""
+    rows = [("a", s, part, e) for s, e in ((0, 0.1), (1, -0.1)) for part in ("", "verify")]
+    rows += [("b", s, part, e) for s in (0, 1) for part, e in (("", 0.2), ("verify", 0.05), ("head", 0.1))]
+    table = pd.DataFrame(rows, columns=["policy", "seed", "part", "error"])
+    found = summary_of(table).set_index("part").to_dict("index")
+    assert [found["verify"][c] for c in ("before", "swapped", "removed")] == pytest.approx([0.1, 0.025, 0.075])
+    assert [found["head"][c] for c in ("cells", "swapped")] == pytest.approx([1, 0.05])
+    blamed = to_blame(table)
+    assert list(zip(blamed["policy"], blamed["part"], strict=True)) == [("a", "none alone"), ("b", "verify")]

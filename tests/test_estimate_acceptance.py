@@ -1,0 +1,243 @@
+"""Acceptance is recovered from what the simulator wrote: survival, spread, correlation, heads, learning."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adasim.calibration.acceptance import CurveAcceptance
+from adasim.calibration.estimate.acceptance import fit_acceptance
+from adasim.calibration.estimate.head import fit_head
+from adasim.calibration.estimate.learning import fit_learning
+from adasim.calibration.estimate.part import FittedPart
+from adasim.calibration.estimate.recording import Recording, rounds_of
+from adasim.calibration.estimate.text_model import Shape, TextModel, sequences
+from adasim.calibration.text import shorter_block_tau, solve_thresholds
+from adasim.errors import InputError
+from tests.build import closed
+from tests.recordings import recording
+
+K = 5
+S = 0.8 ** np.arange(1, K + 1.0)
+TEXT: dict[str, Any] = {"spread": 0.15, "correlation": 0.3, "range_tokens": 4.0}
+HEAD = {"noise": 1.5, "bias": 0.6}
+TRUTH = {f"acceptance.{k}": v for k, v in TEXT.items()}
+TRUTH |= {f"acceptance.default.survival.{k + 1}": v for k, v in enumerate(S)} | {"acceptance.default.tau": 1 + S.sum()}
+
+
+def runs(folder: Path, policies: list[dict[str, Any]], requests: int = 40, seed: int = 0, **engine: Any) -> Recording:
+    curves = {"default": {"kind": "measured", "values": S.tolist()}}
+    acceptance = {"kind": "curves", "curves": curves, "head": HEAD} | TEXT
+    cost = {"kind": "formula", "base_ms": 10.0, "per_token_ms": 0.1}
+    fields = {"kind": "sim", "cost": cost, "acceptance": acceptance, "rounds": True, "max_draft_len": K} | engine
+    lengths = {k: {"kind": "fixed", "tokens": n} for k, n in (("prompt_len", 50), ("output_len", 80))}
+    measure = {"warmup_requests": 0, "until_last_arrival": False}
+    work = closed(requests=requests, concurrency=8, **lengths)
+    return recording(folder, backend=fields, policies=policies, workload=work, seeds=[seed], measure=measure)
+
+
+def fixed(*lengths: int) -> list[dict[str, Any]]:
+    return [{"kind": "fixed", "verify_len": v} for v in lengths]
+
+
+def missed(part: FittedPart[Any], truth: dict[str, float]) -> list[str]:
+    at = {name: part.intervals[name] for name in truth}
+    return [name for name, value in truth.items() if not at[name].low - 1e-9 <= value <= at[name].high + 1e-9]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """Full blocks, blocks of 4, and a head's, of the same prompts."""
+    return runs(tmp_path_factory.mktemp("whole") / "run", [*fixed(6, 4), {"kind": "head"}])
+
+
+@pytest.fixture(scope="module")
+def full(whole: Recording) -> FittedPart[CurveAcceptance]:
+    """Fitted to the full blocks."""
+    return fit_acceptance(only(whole, "fixed(verify_len=6)").trials)
+
+
+def only(recording: Recording, label: str) -> Recording:
+    return replace(recording, trials=[t for t in recording.trials if t.label == label])
+
+
+# ---- the text model against theory
+
+
+@pytest.mark.parametrize("shape", [(0.0, 0.4, 3.0), (0.1, 0.3, 3.0), (0.2, 0.0, 3.0)])
+def test_thresholds_and_short_blocks_agree_with_the_simulators_own(shape: tuple[float, float, float]) -> None:
+    hazards = S / np.concatenate([[1.0], S[:-1]])
+    model = TextModel(Shape(*shape))
+    found = model.solve(hazards, {K + 1: 1.0})
+    np.testing.assert_allclose(found, solve_thresholds(S, *shape), atol=4e-3)  # their grids differ
+    np.testing.assert_allclose(model.survival(found, K + 1), S, atol=1e-4)
+    assert 1 + model.survival(found, 4).sum() == pytest.approx(shorter_block_tau(S, 4, *shape), rel=1e-3)
+
+
+def test_independent_text_has_the_likelihood_of_coins() -> None:
+    model = TextModel(Shape(0.0, 0.0, 3.0))
+    hazards = np.array([0.9, 0.7, 0.5])
+    told = sequences([np.array([2, 0, 3]), np.array([1])], [np.array([4, 4, 4]), np.array([2])])
+    found = model.log_likelihood(told, model.solve(hazards, {4: 1.0}))
+    first = np.log(0.9 * 0.7 * 0.5) + np.log(0.1) + np.log(0.9 * 0.7 * 0.5)  # 2 then wrong, 0, all of a block
+    np.testing.assert_allclose(found, [first, np.log(0.9)], rtol=1e-5)
+
+
+def test_alike_neighbours_are_likelier_where_text_is_correlated() -> None:
+    hazards = np.full(3, 0.7)
+    steady = sequences([np.array([3, 3, 3, 0, 0, 0])], [np.full(6, 4)])
+    mixed = sequences([np.array([3, 0, 3, 0, 3, 0])], [np.full(6, 4)])
+    model = TextModel(Shape(0.0, 0.6, 8.0))
+    at = model.solve(hazards, {4: 1.0})
+    assert model.log_likelihood(steady, at)[0] > model.log_likelihood(mixed, at)[0] + 0.5
+
+
+# ---- recovery
+
+
+def test_full_blocks_give_everything_back(full: FittedPart[CurveAcceptance]) -> None:
+    part = full
+    assert len(missed(part, TRUTH)) <= 1
+    assert part.model.curves["default"].survival(K)[0] == pytest.approx(0.8, abs=0.05)
+    assert not any("not identified" in n for n in part.notes)
+
+
+def test_short_blocks_hide_the_tail_and_say_so(whole: Recording, full: FittedPart[CurveAcceptance]) -> None:
+    part = fit_acceptance(only(whole, "fixed(verify_len=4)").trials)
+    assert len(missed(part, TRUTH)) <= 1
+    assert any("positions 4 to 5 are not identified" in n for n in part.notes)
+    known, hidden = (part.intervals[f"acceptance.default.survival.{k}"] for k in (3, 4))
+    assert hidden.low < 0.05  # nothing after position 3 was ever verified
+    assert hidden.high - hidden.low > 2 * (known.high - known.low)
+    whole_tau, tau = (p.intervals["acceptance.default.tau"] for p in (full, part))
+    assert tau.high - tau.low > 1.3 * (whole_tau.high - whole_tau.low)
+
+
+def test_rounds_that_looked_at_their_drafts_are_left_out(whole: Recording, full: FittedPart[CurveAcceptance]) -> None:
+    beside = fit_acceptance([t for t in whole.trials if t.label != "fixed(verify_len=4)"])
+    assert full.model == beside.model
+    assert any(n.startswith("acceptance: rounds of head are left out") for n in beside.notes)
+    with pytest.raises(InputError, match="no rounds of fixed length or drawn in full"):
+        fit_acceptance(only(whole, "head").trials)
+
+
+def test_all_lengths_together_agree_with_each(whole: Recording) -> None:
+    part = fit_acceptance([t for t in whole.trials if t.choice == "fixed"])
+    assert len(missed(part, TRUTH)) <= 1
+    for at in (r for r in part.residuals if "verify_len" in r.region):
+        assert at.error < 0.03, at
+
+
+def test_the_same_prompts_again_are_no_second_sample(whole: Recording, full: FittedPart[CurveAcceptance]) -> None:
+    trials = only(whole, "fixed(verify_len=6)").trials
+    once, twice = full, fit_acceptance([*trials, replace(trials[0], key="again")])
+    for name in ("acceptance.default.tau", "acceptance.spread"):
+        assert twice.intervals[name].high - twice.intervals[name].low == pytest.approx(
+            once.intervals[name].high - once.intervals[name].low, rel=0.05
+        )
+
+
+def test_little_data_widens_intervals_and_says_so(tmp_path: Path, full: FittedPart[CurveAcceptance]) -> None:
+    few = fit_acceptance(runs(tmp_path / "few", fixed(6), requests=6, seed=1).trials)
+    many = full
+    assert any("too few to tell how requests differ" in n for n in few.notes)
+    spread = few.intervals["acceptance.spread"]
+    assert (spread.low, spread.high) == (0.0, 0.95)
+    for name in ("acceptance.default.tau", "acceptance.default.survival.1"):
+        assert few.intervals[name].high - few.intervals[name].low > 1.5 * (
+            many.intervals[name].high - many.intervals[name].low
+        )
+    assert not missed(few, TRUTH)
+
+
+def test_forced_acceptance_means_nothing(whole: Recording) -> None:
+    forced = [replace(t, forced=True) for t in whole.trials]
+    assert rounds_of(forced).empty
+    with pytest.raises(InputError, match="all acceptance was by decree"):
+        fit_acceptance(forced)
+
+
+@pytest.mark.slow
+def test_intervals_hold_the_truth_as_often_as_they_say(tmp_path: Path) -> None:
+    """Ten runs of few requests: of their 95 % intervals one in twenty misses, several of one run together."""
+    misses: Counter[str] = Counter()
+    for seed in range(10):
+        misses.update(missed(fit_acceptance(runs(tmp_path / str(seed), fixed(6), 16, seed).trials), TRUTH))
+    assert sum(misses.values()) <= 0.15 * 10 * len(TRUTH)
+    assert max(misses.values(), default=0) <= 4
+
+
+# ---- context and temperature
+
+
+def test_what_context_does_is_seen_when_it_does_something(tmp_path: Path) -> None:
+    harder = {1: 1.3, 40: 1.3, 90: 1.0, 140: 0.7, 10000: 0.7}
+    curves = {"default": {"kind": "measured", "values": S.tolist()}}
+    acceptance = {"kind": "curves", "curves": curves, "tau_by_context": harder}
+    part = fit_acceptance(runs(tmp_path / "run", fixed(6), acceptance=acceptance).trials)
+    assert part.model.tau_by_context is not None
+    factors = [part.model.tau_by_context[c] for c in sorted(part.model.tau_by_context)]
+    assert factors[0] > 1.05
+    assert factors[-1] < 0.95
+    assert any("flat outside the contexts measured" in n for n in part.notes)
+
+
+# ---- heads
+
+
+def test_heads_come_back_from_rounds_that_they_cut_themselves(whole: Recording) -> None:
+    part = fit_head(whole.trials)
+    assert not missed(part, {"head.noise": 1.5, "head.bias": 0.6})
+    assert part.intervals["head.bias"].high - part.intervals["head.bias"].low < 0.6
+
+
+def test_a_naive_look_at_cut_rounds_would_blame_the_head(whole: Recording) -> None:
+    rounds = only(whole, "head").trials[0].records.rounds
+    assert rounds is not None
+    naive = float((rounds["accept_len"] - 1 - rounds["accepted"]).mean())
+    assert naive > 0.7  # the truth is 0.6: what was cut off was often good
+
+
+def test_without_reports_a_head_is_assumed(whole: Recording) -> None:
+    part = fit_head(only(whole, "fixed(verify_len=6)").trials)
+    assert any("its quality is assumed" in n for n in part.notes)
+    assert (part.intervals["head.bias"].low, part.intervals["head.bias"].high) == (-30, 30)
+
+
+# ---- learning
+
+
+def test_learning_comes_back_from_versions(tmp_path: Path) -> None:
+    curve = {"gain": 0.3, "rounds": 3.0, "forgetting_rounds": None}
+    learning = {"curve": curve, "loss": "adaflash", "buffer": 64, "token_us": 1.0, "setup_s": 0.01, "reload_ms": 0.0}
+    part = fit_learning(runs(tmp_path / "run", fixed(6), requests=700, learning=learning).trials)
+    assert not missed(part, {"learning.default.gain": 0.3, "learning.default.rounds": 3.0})
+    assert part.model["default"].gain == pytest.approx(0.3, abs=0.12)
+    assert part.model["default"].forgetting_rounds is None
+    assert any("forgetting is not known" in n for n in part.notes)
+
+
+def test_a_head_that_stays_behind_its_drafter_shows_by_version(tmp_path: Path) -> None:
+    """The drafter learns, the head keeps its level: it reports ever less than is accepted."""
+    curve = {"gain": 0.4, "rounds": 1.0, "forgetting_rounds": None}
+    learning = {"curve": curve, "loss": "adaflash", "buffer": 64, "token_us": 1.0, "setup_s": 0.01, "reload_ms": 0.0}
+    frozen_head = learning | {"head": {"train": False}}
+    found = runs(tmp_path / "run", [{"kind": "head"}], requests=300, seed=6, learning=frozen_head)
+    part = fit_head(found.trials)
+    table = part.points["head by version"]
+    low, bias, high = (table[c].to_numpy(dtype=float) for c in ("low", "bias", "high"))
+    assert low[0] <= HEAD["bias"] <= high[0]
+    assert bias[-1] < HEAD["bias"] - 0.3
+    assert any("by version" in n for n in part.notes)
+
+
+def test_temperatures_are_told_apart(whole: Recording) -> None:
+    """The same runs, short blocks named as if drawn hotter: tau relative to what such lengths have on average is 1."""
+    trials = only(whole, "fixed(verify_len=6)").trials
+    hot = [replace(t, key="hot", backend=t.backend | {"sampling": {"temperature": 0.7}}) for t in trials]
+    part = fit_acceptance([*trials, *trials, *hot])
+    assert part.model.tau_by_temperature == {0.0: 1.0, 0.7: pytest.approx(1.0, abs=1e-9)}
+    assert part.model.temperature == 0.0

@@ -1,0 +1,216 @@
+"""Costs are recovered from what the simulator wrote, noise, outliers and a drifting machine included."""
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adasim.calibration.cost import TableCost
+from adasim.calibration.estimate.cost import fit_cost, parts_of
+from adasim.calibration.estimate.part import FittedPart, interval
+from adasim.calibration.estimate.recording import RecordedTrial, Recording
+from adasim.calibration.estimate.regression import fit, independent
+from adasim.calibration.estimate.steps import blocks, machine_speed, pauses
+from adasim.calibration.estimate.verify import fit_verify
+from adasim.calibration.pass_cost import PassCost, bend
+from adasim.errors import InputError
+from adasim.types import FloatArray
+from tests.build import closed
+from tests.recordings import recording
+
+TIMES = ("verify_s", "draft_s", "overhead_s", "prefill_s")
+COST: dict[str, Any] = {
+    "kind": "pass", "base_ms": 20.0, "per_request_ms": 1.0, "per_token_ms": 2.0, "knee_tokens": 24.0, "sharpness": 4.0,
+    "per_context_ms": 0.002, "per_attended_ms": 0.001,
+    "draft": {"kind": "linear", "base_ms": 3.0, "per_request_ms": 0.2, "per_position_ms": 0.1},
+    "prefill": {"base_ms": 5.0, "per_token_ms": 0.5},
+    "overhead": {"round_ms": 1.0, "per_request_ms": 0.1, "speculative_ms": 0.5, "head_ms": 0.7, "per_verified_ms": 0.02},
+}  # fmt: skip
+STRAIGHT = {k: v for k, v in COST.items() if k not in {"knee_tokens", "sharpness"}}
+TEXT = {"kind": "curves", "curves": {"default": {"kind": "geometric", "alpha": 0.8}}}
+POLICIES = [{"kind": "off"}, {"kind": "fixed", "verify_len": 4}, {"kind": "fixed", "verify_len": 8}, {"kind": "head"}]
+
+
+def runs(folder: Path, cost: dict[str, Any], *, seeds: Sequence[int] = (0,), **fields: Any) -> Recording:
+    engine = {"kind": "sim", "cost": cost, "acceptance": TEXT, "rounds": True, "max_draft_len": 7}
+    lengths = {k: {"kind": "fixed", "tokens": n} for k, n in (("prompt_len", 120), ("output_len", 48))}
+    given: dict[str, Any] = {
+        "measure": {"warmup_requests": 0, "until_last_arrival": False},
+        "policies": POLICIES,
+        "sweep": {"workload.concurrency": [1, 2, 4, 8, 16]},
+        "seeds": list(seeds),
+        "workload": closed(requests=24, **lengths),
+    }
+    return recording(folder, backend=engine, **given | fields)
+
+
+@pytest.fixture(scope="module")
+def twice(tmp_path_factory: pytest.TempPathFactory) -> Recording:
+    """Every run with two seeds; tests disturb a copy."""
+    return runs(tmp_path_factory.mktemp("twice") / "run", COST, seeds=[0, 1])
+
+
+def disturb(trials: Sequence[RecordedTrial], noise: float, outliers: float, slow: FloatArray | None = None) -> None:
+    """Multiply times: by noise of so many percent, by 1.5 to 5 in a share of steps, by ``slow`` of each run."""
+    rng = np.random.default_rng(1)
+    for i, trial in enumerate(trials):
+        steps = trial.records.steps
+        for name in TIMES:
+            odd = rng.random(len(steps)) < outliers
+            factor = np.exp(noise * rng.standard_normal(len(steps))) * np.where(odd, rng.uniform(1.5, 5, len(steps)), 1)
+            steps[name] *= factor * (1.0 if slow is None else slow[i])
+
+
+def contains(part: FittedPart[Any], truth: dict[str, float], misses: int = 0) -> None:
+    """All but so many intervals hold the truth: one in twenty need not. Nothing is off by more than half a width."""
+    outside = {}
+    for name, value in truth.items():
+        at = part.intervals[name]
+        slack = (at.high - at.low) / 2 + 1e-9
+        assert at.low - slack <= value <= at.high + slack, f"{name}: {value} far outside {at}"
+        if not at.low - 1e-9 <= value <= at.high + 1e-9:
+            outside[name] = (value, at)
+    assert len(outside) <= misses, outside
+
+
+def truths(names: Sequence[str]) -> dict[str, float]:
+    flat = {f"verify.{k}": v for k, v in COST.items() if isinstance(v, float)}
+    for part in ("draft", "prefill", "overhead"):
+        flat |= {f"{part}.{k}": v for k, v in COST[part].items() if isinstance(v, float)}
+    return {n: flat[n] for n in names}
+
+
+@pytest.fixture(scope="module")
+def clean(twice: Recording) -> Recording:
+    return replace(twice, trials=[t for t in twice.trials if t.seed == 0])
+
+
+def test_exact_times_give_the_exact_constants(clean: Recording) -> None:
+    found = fit_cost(clean.trials).model
+    assert isinstance(found, PassCost)
+    assert found.sharpness == 4
+    for name in ("base_ms", "per_request_ms", "per_token_ms", "knee_tokens", "per_attended_ms", "per_context_ms"):
+        assert getattr(found, name) == pytest.approx(COST[name], rel=0.1), name
+    for part in ("draft", "prefill", "overhead"):
+        for name, value in COST[part].items():
+            if isinstance(value, float) and name != "speculative_ms":
+                assert getattr(getattr(found, part), name) == pytest.approx(value, rel=1e-3, abs=1e-6), name
+    assert found.overhead.speculative_ms == pytest.approx(0.5, abs=0.1)  # with what passes take beside a drafter: nothing
+    for batch, tokens in ((1, 1), (4, 32), (16, 128), (7, 20)):
+        truth = PassCost.model_validate(COST).verify_s(batch, tokens, 150)
+        assert found.verify_s(batch, tokens, 150) == pytest.approx(truth, rel=2e-3)
+
+
+def test_noise_outliers_and_drift_leave_the_truth_inside_the_intervals(twice: Recording) -> None:
+    found = deepcopy(twice)
+    rng = np.random.default_rng(0)
+    disturb(found.trials, 0.03, 0.05, np.exp(0.1 * rng.standard_normal(len(found.trials))))
+    part = fit_cost(found.trials)
+    names = [f"verify.{n}" for n in ("base_ms", "per_request_ms", "per_token_ms", "per_attended_ms", "per_context_ms")]
+    names += ["verify.knee_tokens", "draft.base_ms", "draft.per_request_ms", "draft.per_position_ms", "prefill.base_ms"]
+    names += ["prefill.per_token_ms", *(f"overhead.{n}" for n in COST["overhead"])]
+    contains(part, truths(names), misses=2)
+    assert any("differ by a factor of 1." in n for n in part.notes)
+    for batch, tokens in ((1, 8), (4, 16), (16, 128)):
+        truth = PassCost.model_validate(COST).verify_s(batch, tokens, 150)
+        assert part.model.verify_s(batch, tokens, 150) == pytest.approx(truth, rel=0.08)
+
+
+def test_the_machines_speed_is_told_by_steps_that_runs_share(twice: Recording) -> None:
+    found = deepcopy(twice)
+    slow = np.where(np.arange(len(found.trials)) % 2 == 0, 1.0, 1.5)
+    disturb(found.trials, 0.02, 0.05, slow)
+    speed = machine_speed(found.trials)
+    factors = np.array([speed.factors[t.key] for t in found.trials])
+    assert speed.tied == len(found.trials)
+    np.testing.assert_allclose(factors / np.median(factors) * np.median(slow), slow, rtol=0.02)
+
+
+def test_straight_lines_are_no_knee(tmp_path: Path) -> None:
+    found = runs(tmp_path / "run", STRAIGHT)
+    disturb(found.trials, 0.02, 0.0)
+    part = fit_verify(found.trials)
+    assert isinstance(part.model, PassCost)
+    assert part.model.knee_tokens < 8  # a knee near the first token bends nothing that was measured
+    assert part.model.verify_s(4, 16, 150) == pytest.approx(
+        PassCost.model_validate(STRAIGHT).verify_s(4, 16, 150), rel=0.02
+    )
+
+
+def test_what_no_formula_has_becomes_a_table(tmp_path: Path) -> None:
+    """Times that fall off with batch and length, measured over a grid by a probe."""
+    batches, lengths = (1, 2, 4, 8, 16), (1, 2, 3, 4, 6, 8)
+    ms = {(b, n): 8.0 * (1 + np.log2(b)) ** 0.6 * n**0.35 for b in batches for n in lengths}
+    points = [{"batch": b, "tokens_per_request": float(n), "ms": float(t)} for (b, n), t in ms.items()]
+    shapes = [{"draft_len": v - 1, "verify_len": v} for v in lengths]
+    truth = {"kind": "table", "points": points, "extrapolate": True}
+    found = runs(tmp_path / "run", truth, policies=[{"kind": "probe", "shapes": shapes}])
+    for trial in found.trials:  # as in a profile, whose forced acceptance keeps a batch in step to its end
+        steps = trial.records.steps
+        trial.records.steps = steps[steps["decoding"] == steps["decoding"].max()]
+    part = fit_verify(found.trials)
+    assert isinstance(part.model, TableCost)
+    assert part.model.points is not None
+    assert len(part.model.points) == len(points)
+    for (batch, length), t in ms.items():
+        assert part.model.verify_s(batch, batch * length, 100) == pytest.approx(t / 1e3, rel=1e-6)
+    again = TableCost.model_validate(part.model.model_dump())  # points stand in the profile itself
+    assert again.verify_s(4, 20, 100) == part.model.verify_s(4, 20, 100)
+
+
+def test_a_thin_grid_is_refused(tmp_path: Path) -> None:
+    found = runs(tmp_path / "run", COST, policies=[{"kind": "off"}], sweep={"workload.concurrency": [2, 4]})
+    with pytest.raises(InputError, match=r"the grid is too thin: \d+ different passes of [12] different token counts"):
+        fit_cost(found.trials)
+
+
+def test_what_never_happened_is_said_to_be_unknown(tmp_path: Path) -> None:
+    found = runs(tmp_path / "run", COST, policies=[{"kind": "fixed", "verify_len": 8}])
+    parts = parts_of(found.trials)
+    notes = [n for p in parts.values() for n in p.notes]
+    assert any("head_ms" in n and "no such step was recorded" in n for n in notes)
+    assert any("cannot be told from the other terms" in n for n in notes)
+
+
+def test_one_run_says_nothing_of_drift(clean: Recording) -> None:
+    part = fit_verify([t for t in clean.trials if t.label == "head"][-1:])
+    assert any("its drift over 1 runs is unknown" in n for n in part.notes)
+    assert "cells of few runs" in part.intervals["verify.base_ms"].how
+
+
+def test_pauses_count_only_while_somebody_is_there(clean: Recording) -> None:
+    trial = clean.trials[0]
+    assert pauses(trial).max() < 1e-9  # simulated steps follow each other
+    assert len(set(blocks(clean.trials))) == len(clean.trials)
+
+
+def test_terms_that_cannot_be_told_apart_are_left_out() -> None:
+    one, rise = np.ones(20), np.linspace(1, 20, 20)
+    terms = np.stack([one, rise, 2 * rise], axis=1)
+    assert independent(terms, ("one", "rise", "twice"), 3 + rise) == [0, 1]
+    np.testing.assert_allclose(fit(terms[:, :2], 3 + rise, one), np.array([3.0, 1.0]), rtol=1e-9)
+    values = 3 + rise
+    values[4] *= 10  # an outlier
+    np.testing.assert_allclose(fit(terms[:, :2], values, one), np.array([3.0, 1.0]), rtol=1e-3)
+
+
+def test_few_groups_widen_intervals_and_one_says_nothing() -> None:
+    draws = np.random.default_rng(0).normal(1.0, 0.1, 500)
+    widths = [(i := interval(1.0, draws, n, "test")).high - i.low for n in (100, 5, 2)]
+    assert widths[0] == pytest.approx(2 * 1.96 * 0.1, rel=0.15)
+    assert widths[0] < widths[1] / 1.3 < widths[2] / 4
+    alone = interval(1.0, draws, 1, "test", (0.0, 9.0))
+    assert (alone.low, alone.high) == (0.0, 9.0)
+
+
+@pytest.mark.parametrize("sharpness", [1.0, 2.0, 8.0])
+def test_the_bend_is_flat_then_proportional(sharpness: float) -> None:
+    assert bend(0, 100, sharpness) == 100
+    assert bend(1e6, 100, 8) == pytest.approx(1e6)
+    assert bend(50, 50, sharpness) == pytest.approx(50 * 2 ** (1 / sharpness))
+    assert bend(7, 0, sharpness) == 7
+    assert bend(0, 0, sharpness) == 0
