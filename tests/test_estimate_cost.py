@@ -127,6 +127,7 @@ def test_the_machines_speed_is_told_by_steps_that_runs_share(twice: Recording) -
     speed = machine_speed(found.trials)
     factors = np.array([speed.factors[t.key] for t in found.trials])
     assert speed.tied == len(found.trials)
+    np.testing.assert_allclose(factors / np.median(factors) * np.median(slow), slow, rtol=0.02)
     alone = machine_speed([t for t in found.trials if t.seed == 0 and t.label == "off"][:2])
     assert alone.tied == 0  # plain runs of different batches share a prefill or two: too little to tell
     assert (alone.factors == 1).all()
