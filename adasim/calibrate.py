@@ -12,7 +12,7 @@ from typing import Any
 from adasim.calibration.acceptance import CurveAcceptance, RecordedAcceptance
 from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.estimate.acceptance import fit_acceptance
-from adasim.calibration.estimate.cost import join_cost, parts_of
+from adasim.calibration.estimate.cost import join_cost, left_out, parts_of
 from adasim.calibration.estimate.head import fit_head
 from adasim.calibration.estimate.learning import fit_learning
 from adasim.calibration.estimate.part import FittedPart
@@ -75,6 +75,11 @@ def calibrate(recording: Recording, name: str, *, acceptance: str = "curves", se
     files: dict[str, str] = {}
     if acceptance == "recorded":
         model, files = _recorded(recording, name, curves)
+    share = left_out(cost.model, trials, seed)
+    cost.notes.append(
+        f"times: {share:+.1%} of what the recorded rounds took is not in the fit of their usual times: pauses of the "
+        "machine, and misfit"
+    )
     rest = [parts[n] for n in ("acceptance", "head", "learning")]
     fields: dict[str, Any] = {
         "name": name,

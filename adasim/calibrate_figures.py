@@ -159,7 +159,7 @@ def _overhead(points: pd.DataFrame) -> Figure:
 
 def _top(points: pd.DataFrame) -> float:
     """Where an axis ends that leaves the worst outliers out, but no fit."""
-    return 1.2 * float(max(points["ms"].quantile(0.9), points["fitted_ms"].max()))
+    return 1.3 * float(max(points["ms"].quantile(0.75), points["fitted_ms"].max()))
 
 
 def _speed(points: pd.DataFrame) -> Figure:

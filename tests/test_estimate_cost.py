@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from adasim.calibration.cost import TableCost
-from adasim.calibration.estimate.cost import fit_cost, parts_of
+from adasim.calibration.estimate.cost import fit_cost, left_out, parts_of
 from adasim.calibration.estimate.part import FittedPart, interval
 from adasim.calibration.estimate.recording import RecordedTrial, Recording
 from adasim.calibration.estimate.regression import fit, independent
-from adasim.calibration.estimate.steps import blocks, machine_speed, pauses
+from adasim.calibration.estimate.steps import blocks, machine_speed, pauses, rounds_table
 from adasim.calibration.estimate.verify import fit_verify
 from adasim.calibration.pass_cost import PassCost, bend
 from adasim.errors import InputError
@@ -128,6 +128,19 @@ def test_the_machines_speed_is_told_by_steps_that_runs_share(twice: Recording) -
     factors = np.array([speed.factors[t.key] for t in found.trials])
     assert speed.tied == len(found.trials)
     np.testing.assert_allclose(factors / np.median(factors) * np.median(slow), slow, rtol=0.02)
+    alone = machine_speed([t for t in found.trials if t.seed == 0 and t.label == "off"][:2])
+    assert alone.tied == 0  # plain runs of different batches share a prefill or two: too little to tell
+    assert (alone.factors == 1).all()
+
+
+def test_what_outliers_take_is_said_beside_the_fit(clean: Recording) -> None:
+    model = fit_cost(clean.trials).model
+    assert left_out(model, clean.trials) == pytest.approx(0.0, abs=0.005)
+    odd = deepcopy(clean)
+    disturb(odd.trials, 0.0, 0.05)
+    before, after = (rounds_table(r.trials)[["verify_s", "draft_s", "overhead_s"]].to_numpy().sum() for r in (clean, odd))
+    assert 1 - before / after > 0.08  # a twentieth of the steps takes three times as long
+    assert left_out(fit_cost(odd.trials).model, odd.trials) == pytest.approx(1 - before / after, abs=0.02)
 
 
 def test_straight_lines_are_no_knee(tmp_path: Path) -> None:

@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from adasim.calibration.cost import CostModel, Overhead
 from adasim.calibration.estimate.draft import fit_draft
 from adasim.calibration.estimate.overhead import fit_overhead
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.estimate.prefill import fit_prefill
 from adasim.calibration.estimate.recording import RecordedTrial
-from adasim.calibration.estimate.steps import machine_speed
+from adasim.calibration.estimate.steps import machine_speed, rounds_table
 from adasim.calibration.estimate.verify import fit_verify
+
+MOST_ROUNDS = 5000  # that are priced one by one
 
 
 def fit_cost(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CostModel]:
@@ -59,3 +63,21 @@ def _with_drafter(overhead: Overhead, extra: dict[str, float]) -> Overhead:
             "drafter_per_request_ms": overhead.drafter_per_request_ms + each,
         }
     )
+
+
+def left_out(model: CostModel, trials: Sequence[RecordedTrial], seed: int = 0) -> float:
+    """Share of the recorded rounds' time that the model does not account for, at the machine's speed of then.
+
+    Medians leave single pauses out, which yet take time: a machine that is interrupted often is slower on average than
+    any of its usual steps. Below 0: the model takes longer than the rounds did.
+    """
+    rows = rounds_table(trials)
+    rows = rows.sample(MOST_ROUNDS, random_state=seed) if len(rows) > MOST_ROUNDS else rows
+    slow = rows["block"].map(machine_speed(trials).factors).to_numpy()
+    taken_s = float(rows[["verify_s", "draft_s", "overhead_s"]].to_numpy().sum())
+    asked = rows[["batch", "positions", "tokens", "context", "reads_head", "drafter_loaded"]].itertuples(index=False)
+    priced = [
+        model.step(int(b), int(p), int(t), float(c), reads_head=bool(h), drafter_loaded=bool(d)).total
+        for b, p, t, c, h, d in asked
+    ]
+    return 1 - float(np.dot(priced, slow)) / taken_s

@@ -15,6 +15,7 @@ TOKENS_BIN, CONTEXT_BIN = 0.03, 0.15  # of logarithms: what is that close togeth
 BLOCK_S = 20.0  # in which a machine's speed is taken to be steady
 PASSES = 8  # of the robust fit of the machine's speed
 SPLITS = 5  # of cells into halves, to see how well they tell the machine's speed
+LEAST_TIES = 4  # cells that a block must share with others for its speed to be told
 SKIPPED = 1  # rounds at a run's start: they pay for what later ones find ready
 
 
@@ -192,7 +193,7 @@ def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
     ]
     table = pd.concat(kept, ignore_index=True)
     factors = pd.Series(0.0, index=pd.Index(sorted(table["block"].unique(), key=_in_order(trials)), name="block"))
-    part = table[table.groupby("cell")["block"].transform("nunique") > 1]
+    part = _ties(table)
     if part.empty:
         return Speed(factors + 1.0, 0, np.zeros((1, len(factors))))
     rng = np.random.default_rng(0)
@@ -202,6 +203,16 @@ def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
         one, other = (_factors(part[h], factors.index).to_numpy() for h in (half, ~half))
         errors += [(one - other) / 2, (other - one) / 2]
     return Speed(_factors(part, factors.index).map(np.exp), part["block"].nunique(), np.array(errors))
+
+
+def _ties(table: pd.DataFrame) -> pd.DataFrame:
+    """Cells that several blocks share, of blocks that share enough: one odd step must not make a machine slow."""
+    while True:
+        table = table[table.groupby("cell")["block"].transform("nunique") > 1]
+        few = table.groupby("block")["cell"].transform("size") < LEAST_TIES
+        if not few.any():
+            return table
+        table = table[~few]
 
 
 def _factors(part: pd.DataFrame, index: "pd.Index[str]") -> "pd.Series[float]":
@@ -225,7 +236,8 @@ def _factors(part: pd.DataFrame, index: "pd.Index[str]") -> "pd.Series[float]":
         off = np.abs(y - level[cell] - found[block])
         spread = 1.4826 * float(np.median(off))
         weight = prior * np.minimum(1.0, HUBER * spread / np.maximum(off, 1e-9))
-    return pd.Series(found - np.median(found), index=index)
+    tied = np.isin(np.arange(len(index)), block)
+    return pd.Series(np.where(tied, found - np.median(found[tied]), 0.0), index=index)
 
 
 def _in_order(trials: Sequence[RecordedTrial]) -> Callable[[str], int]:
