@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from adasim.blocks import Block
     from adasim.calibration.profile import Profile
     from adasim.measured import Run
-    from adasim.plan import Plan
     from adasim.page import Story
+    from adasim.plan import Plan
     from adasim.validation_report import Findings
 
 

@@ -11,7 +11,7 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 from adasim.figures import png
-from adasim.report import short
+from adasim.page import short
 from adasim.tables import Design
 
 MARK = "measured and simulated, as marked"

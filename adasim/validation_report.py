@@ -10,8 +10,8 @@ import pandas as pd
 
 from adasim.accuracy import MAIN, Bar, Noise, held_out
 from adasim.attribution import ALL
-from adasim.prediction import METRICS
 from adasim.page import Page, Story, Table, number, short, write_page
+from adasim.prediction import METRICS
 from adasim.statistics import CONFIDENCE
 from adasim.tolerances import Validation
 from adasim.validation_figures import CAPTIONS, MARK, draw
