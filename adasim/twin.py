@@ -47,6 +47,11 @@ class Served(Workload):
         """Those of the real workload."""
         return self.concurrency
 
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return len(self._requests)
+
     def generate(self, seed: int) -> list[Request]:
         """All of them, whatever the seed."""
         return list(self._requests)
