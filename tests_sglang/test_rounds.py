@@ -1,5 +1,6 @@
 """ADAFLASH on the real SGLang: lossless under every policy, and the same decisions as elsewhere."""
 
+import re
 from collections import Counter
 
 import numpy as np
@@ -10,6 +11,7 @@ from adasim.policies.dcut import DCut
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
+from adasim.policies.off import Off
 from adasim.policies.smartspec import SmartSpec
 from adasim.policies.threshold import Threshold
 from adasim.policies.vllm_adaptive import VllmAdaptive
@@ -108,6 +110,15 @@ def test_log_probabilities_are_those_of_plain_decoding(server: Server, prompts: 
         return [p for p, *_ in out["meta_info"]["output_token_logprobs"]]
 
     assert logprobs(Head()) == pytest.approx(logprobs(Fixed(verify_len=1, draft_len=0)), abs=1e-3)
+
+
+def test_a_grammar_binds_drafts_too(server: Server, prompts: list[list[int]]) -> None:
+    allowed = "(red|green|blue)( (red|green|blue)){5}"
+    shape = {"regex": allowed, "ignore_eos": False}
+    one, other = (server.serve(policy, prompts, TOKENS, **shape).tokens for policy in (Off(), Fixed(verify_len=16)))
+    assert one == other
+    tokenizer = server.engine.tokenizer_manager.tokenizer
+    assert all(re.fullmatch(allowed, tokenizer.decode(tokens, skip_special_tokens=True)) for tokens in one)
 
 
 def test_draws_follow_the_target_wherever_blocks_are_cut(server: Server) -> None:
