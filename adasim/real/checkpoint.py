@@ -52,7 +52,7 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Checkp
     """
     if not (folder / "config.json").is_file():
         raise InputError(f"drafter {str(folder)!r}: no such folder with a config.json")
-    shape = _shape(json.loads((folder / "config.json").read_text()), folder)
+    shape = read_shape(json.loads((folder / "config.json").read_text()), folder)
     tensors = load_weights(folder, dtype)
     head = {k.removeprefix(HEAD_PREFIX): w for k, w in tensors.items() if k.startswith(HEAD_PREFIX)}
     weights = {k: w for k, w in tensors.items() if not k.startswith(HEAD_PREFIX)}
@@ -105,7 +105,8 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     }
 
 
-def _shape(config: dict[str, Any], folder: Path) -> DrafterShape:
+def read_shape(config: dict[str, Any], folder: Path) -> DrafterShape:
+    """The drafter's shape in a checkpoint's config. Raises InputError: what is missing or not supported."""
     inner = config.get("dflash_config") or {}
     needed = [k for k in ("block_size", "num_target_layers", "hidden_size", "num_hidden_layers") if k not in config]
     needed += [f"dflash_config.{k}" for k in ("mask_token_id", "target_layer_ids") if k not in inner]

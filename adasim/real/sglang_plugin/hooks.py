@@ -1,0 +1,58 @@
+"""What reaches from SGLang's scheduler process into the worker: queue length in, records out, another policy in, and new
+weights, which are refused without harm when they do not fit.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from adasim.errors import InputError
+
+
+def open_scheduler() -> None:
+    """Register the hooks in a scheduler process, before its scheduler loads a model."""
+    from sglang.srt.managers.scheduler import Scheduler
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    parts = "sglang.srt.managers.scheduler_components."
+    state, updates = "internal_state.SchedulerInternalStateController", "weight_updater.SchedulerWeightUpdaterManager"
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.run_batch", _tell_queue, HookType.BEFORE)
+    HookRegistry.register(f"{parts}{state}._add_speculative", _add_rounds, HookType.AFTER)
+    HookRegistry.register(f"{parts}{updates}.update_weights_from_tensor", _refuse_bad_weights, HookType.AROUND)
+    HookRegistry.register(f"{parts}{updates}.end_weight_update", _refresh, HookType.AFTER)
+    HookRegistry.apply_hooks()
+    Scheduler.adasim_policy = _use_policy
+
+
+def _tell_queue(scheduler: Any, *args: Any, **kwargs: Any) -> None:
+    """Before every step: how many requests wait."""
+    scheduler.draft_worker.decider.queued = len(scheduler.waiting_queue)
+
+
+def _add_rounds(result: Any, controller: Any, state: dict[str, Any]) -> None:
+    """``/server_info`` shows, under ``internal_states[i].adasim``, what ``RoundLog.dump`` gives."""
+    state["adasim"] = controller.scheduler.draft_worker.decider.log.dump()
+
+
+def _refuse_bad_weights(original: Callable[..., Any], updater: Any, request: Any) -> Any:
+    """SGLang would let the scheduler die; the draft model checks before it writes, so the old weights go on serving."""
+    try:
+        return original(updater, request)
+    except InputError as error:
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
+
+        return UpdateWeightsFromTensorReqOutput(success=False, message=str(error))
+
+
+def _refresh(result: Any, updater: Any, *args: Any) -> None:
+    """After an update: what the worker derived from draft weights is made again."""
+    updater.draft_worker.refresh_after_reload()
+
+
+def _use_policy(scheduler: Any, settings: str) -> None:
+    """``engine.collective_rpc("adasim_policy", settings=...)``: decide by another policy from the next round on.
+
+    Args: settings: the JSON of ``Settings``; its cost and ``kept_rounds`` stay as they were at the start.
+    """
+    from adasim.real.sglang_plugin.settings import parse_settings
+
+    scheduler.draft_worker.decider.use(parse_settings(settings, "adasim_policy").policy)

@@ -1,0 +1,72 @@
+"""What a server is told beside SGLang's own arguments: which policy decides the lengths."""
+
+import os
+from pathlib import Path
+from typing import Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from adasim.calibration.roofline import AnyCost
+from adasim.errors import InputError
+from adasim.explain import explain
+from adasim.policies import AnyPolicy
+from adasim.policies.scheduler import AnyScheduler, Fcfs
+from adasim.types import Component
+
+VARIABLE = "ADASIM_POLICY"
+FILE = "adasim_policy.json"
+
+
+class Settings(Component):
+    """One JSON document, beside the draft checkpoint or named by ``ADASIM_POLICY``.
+
+    Attributes:
+        policy: any of ``adasim list``, by kind and fields.
+        scheduler: who is admitted. SGLang's own scheduler admits, by ``--schedule-policy``: only ``fcfs`` is taken.
+        cost: what the policy may know of time; null = policies that ask for it are refused.
+        kept_rounds: rounds whose records are kept to be read from outside; 0 = none.
+    """
+
+    policy: AnyPolicy
+    scheduler: AnyScheduler = Fcfs()
+    cost: AnyCost | None = None
+    kept_rounds: int = Field(default=4096, ge=0)
+
+    @model_validator(mode="after")
+    def _admits(self) -> Self:
+        if self.scheduler.kind != "fcfs":
+            raise ValueError(
+                f"scheduler: {self.scheduler.kind} cannot run inside SGLang, which admits by --schedule-policy and "
+                "reserves KV slots of a whole block for every running request; allowed: fcfs"
+            )
+        return self
+
+
+def read_settings(draft: str | None) -> Settings:
+    """The settings of a server whose draft checkpoint lies in ``draft``.
+
+    ``ADASIM_POLICY`` holds the JSON itself or a path to it, and goes before ``adasim_policy.json`` beside the checkpoint.
+
+    Raises:
+        InputError: neither is there, or what is wrong in it.
+    """
+    given = os.environ.get(VARIABLE, "").strip()
+    if given.startswith("{"):
+        return parse_settings(given, VARIABLE)
+    path = Path(given).expanduser() if given else Path(draft or "") / FILE
+    if not path.is_file():
+        where = f"{VARIABLE}: {path}" if given else f"ADAFLASH: {VARIABLE} is not set, and {path}"
+        raise InputError(f'{where} is not there; a policy looks like {{"policy": {{"kind": "head"}}}}')
+    return parse_settings(path.read_text(), str(path))
+
+
+def parse_settings(text: str, where: str) -> Settings:
+    """Settings from JSON.
+
+    Raises:
+        InputError: every problem, with its place.
+    """
+    try:
+        return Settings.model_validate_json(text)
+    except ValidationError as error:
+        raise InputError(*(f"{where}: {line}" for line in explain(error, Settings))) from error

@@ -1,0 +1,89 @@
+"""Parts of the worker that need SGLang's classes and no engine."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from adasim.types import IntArray
+
+
+class Group:
+    """A tensor-parallel group of two, as one of its ranks sees it."""
+
+    world_size = 2
+
+    def __init__(self, rank: int, sent: list[Any]) -> None:
+        self.rank_in_group, self.sent = rank, sent
+
+    def broadcast_object(self, value: Any, src: int) -> Any:
+        assert src == 0
+        if self.rank_in_group == 0:
+            self.sent.append(value)
+        return self.sent[-1]
+
+
+def test_rank_zero_decides_and_the_others_follow() -> None:
+    from adasim.real.sglang_plugin.worker import AdaFlashWorker
+
+    sent: list[Any] = []
+    ranks: list[Any] = [SimpleNamespace(_group=Group(rank, sent)) for rank in (0, 1)]
+    first = AdaFlashWorker._first_rank(ranks[0], lambda: np.array([3, 1, 16]))
+    asked: list[int] = []
+
+    def decide() -> IntArray:
+        asked.append(1)
+        return np.array([9, 9, 9])
+
+    second = AdaFlashWorker._first_rank(ranks[1], decide)
+    assert first.tolist() == second.tolist() == [3, 1, 16]
+    assert second.dtype == np.int64
+    assert not asked
+
+
+def test_a_fused_kv_helper_is_made_anew_after_a_reload() -> None:
+    from adasim.real.sglang_plugin.worker import AdaFlashWorker
+
+    made: list[int] = []
+    for fused in (True, False):
+        worker: Any = SimpleNamespace(_use_fused_kv_materialize=fused, _init_fused_kv_helper=lambda: made.append(1))
+        AdaFlashWorker.refresh_after_reload(worker)
+    assert made == [1]
+
+
+@pytest.mark.parametrize("sizes", [None, [8, 16, 64]], ids=["eager", "graphs by tokens"])
+def test_blocks_are_packed_one_behind_the_other(sizes: list[int] | None) -> None:
+    """Three blocks of four cut to 2, 4 and 1; a graph's size is filled up with tokens that nobody reads."""
+    import torch
+
+    from adasim.real.sglang_plugin.packing import Window, pack
+
+    table = torch.arange(100, 160).view(3, 20)
+    prefix = torch.tensor([5, 0, 9])
+    runner = SimpleNamespace(device="cpu", req_to_token_pool=SimpleNamespace(req_to_token=table))
+    batch = SimpleNamespace(seq_lens=prefix, req_pool_indices=torch.tensor([0, 1, 2]))
+    positions = prefix[:, None] + torch.arange(4)
+    window = Window(batch, runner, positions, table.gather(1, positions), prefix, None)
+    blocks = torch.tensor([[1, 2, 3, 4], [5, 6, 7, 8], [9, 10, 11, 12]])
+    packed = pack(window, blocks, np.array([2, 4, 1]), sizes)
+    assert packed.tokens[:7].tolist() == [1, 2, 5, 6, 7, 8, 9]
+    assert packed.positions[:7].tolist() == [5, 6, 0, 1, 2, 3, 9]
+    assert packed.slots[:7].tolist() == [105, 106, 120, 121, 122, 123, 149]
+    assert packed.columns is not None
+    assert packed.columns[:7].tolist() == [0, 1, 4, 5, 6, 7, 8]
+    assert len(packed.tokens) == (8 if sizes else 7)
+    assert packed.columns[7:].tolist() == [-1] * (1 if sizes else 0)
+
+
+def test_whole_blocks_need_no_layout_unless_graphs_go_by_tokens() -> None:
+    import torch
+
+    from adasim.real.sglang_plugin.packing import Window, pack
+
+    positions = torch.arange(8).view(2, 4)
+    window = Window(SimpleNamespace(), None, positions, positions + 50, torch.zeros(2), None)
+    packed = pack(window, positions + 10, np.array([4, 4]))
+    assert packed.layout is None
+    assert packed.tokens.tolist() == list(range(10, 18))
+    assert packed.slots.tolist() == list(range(50, 58))
