@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adasim import __version__
-from adasim.calibration_commands import calibrate_command, profile_command
-from adasim.fit_command import fit_command
-from adasim.import_commands import import_command
+from adasim.commands.calibration import calibrate_command, profile_command
+from adasim.commands.fit import fit_command
+from adasim.commands.imports import import_command
+from adasim.commands.search import sensitivity_command, tune_command
+from adasim.commands.validation import validate_command
 from adasim.options import (
     BAD_INPUT,
     INTERRUPTED,
@@ -32,8 +34,6 @@ from adasim.options import (
     interrupted,
     simulated,
 )
-from adasim.search_commands import sensitivity_command, tune_command
-from adasim.validation_commands import validate_command
 
 if TYPE_CHECKING:
     from adasim.executors import Executor

@@ -7,10 +7,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from adasim.accuracy import Noise, bars_of, cells_of, crossover_of, errors_of, noise_of, ranking_of
-from adasim.measured import at
-from adasim.prediction import METRICS
 from adasim.tolerances import Tolerances
+from adasim.validation.accuracy import Noise, bars_of, cells_of, crossover_of, errors_of, noise_of, ranking_of
+from adasim.validation.measured import at
+from adasim.validation.prediction import METRICS
 
 POINT = ["domain", "load"]
 

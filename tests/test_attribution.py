@@ -7,14 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from adasim.attribution import ALL, levels, own_head, own_survival, step_seconds, summary_of, to_blame
 from adasim.calibration.luck import HeadQuality
 from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.records import Records
 from adasim.simulator.backend import SimBackend
-from adasim.validation import examine
+from adasim.validation.attribution import ALL, levels, own_head, own_survival, step_seconds, summary_of, to_blame
+from adasim.validation.study import examine
 from adasim.workload import Closed
 from tests.validating import COST, acceptance, measured, plan, profile, raw
 

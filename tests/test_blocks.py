@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from adasim.blocks import Block, Measuring, blocks_of, missing
 from adasim.errors import InputError
 from adasim.executors import Interrupted
 from adasim.experiment import Failure, open_folder
 from adasim.plan import Trial
 from adasim.tolerances import Validation
+from adasim.validation.blocks import Block, Measuring, blocks_of, missing
 from tests.validating import measured, plan
 
 FOUR = [{"kind": "off"}, *({"kind": "fixed", "name": f"fixed {v}", "verify_len": v} for v in (2, 3, 4, 5))]

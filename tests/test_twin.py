@@ -9,7 +9,7 @@ from adasim.errors import InputError
 from adasim.policies.smartspec import SmartSpec
 from adasim.records import Records
 from adasim.scenario import Scenario
-from adasim.twin import Twin, as_served, luck_seeds, twin_of
+from adasim.validation.twin import Twin, as_served, luck_seeds, twin_of
 from tests.validating import plan, profile
 
 

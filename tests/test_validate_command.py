@@ -12,7 +12,7 @@ from adasim.calibration.fitted_on import FittedRun, cell_of
 from adasim.cli import main
 from adasim.experiment import Failure, run_trial
 from adasim.identity import EngineIdentity
-from adasim.validation import check_engine, fitted_cells
+from adasim.validation.study import check_engine, fitted_cells
 from tests.validating import COST, measured, plan, profile, raw
 
 SMALL = {"sweep": {"workload.concurrency": [1, 4]}, "seeds": [0, 1], "validation": {"luck": 2}}

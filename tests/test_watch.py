@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from adasim.calibration.alarm import Alarm
-from adasim.measured import Run
 from adasim.tolerances import Validation
-from adasim.watch import Moved, Side, Watcher, in_words
+from adasim.validation.measured import Run
+from adasim.validation.watch import Moved, Side, Watcher, in_words
 from tests.validating import acceptance, measured, plan, profile, raw
 
 MIXED = {"kind": "closed", "concurrency": 4, "requests": 32, "domains": {"code": 1.0, "chat": 1.0}}

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from bisect import bisect_left
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -285,6 +286,16 @@ class TableCost(CostModel):
             extrapolate=self.extrapolate,
         )
         return self
+
+    def inline(self) -> Self:
+        """The same without a file."""
+        if self.verify is None:
+            return self
+        of, axes = "tokens_per_request" if self._per_request else "tokens", self._grid.axes
+        points = [
+            {"batch": int(b), of: t, "context": c, "ms": 1e3 * self._grid.at(b, t, c)} for b, t, c in product(*axes)
+        ]
+        return type(self).model_validate(self.model_dump() | {"verify": None, "points": points})
 
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """Linear interpolation in each axis."""

@@ -10,16 +10,16 @@ import numpy as np
 import pandas as pd
 from scipy.special import ndtri
 
-from adasim.attribution import SMALL_S, TIMES, step_seconds
 from adasim.calibration.adjust import DEFAULTS
 from adasim.calibration.alarm import Alarm
 from adasim.calibration.profile import Profile
 from adasim.errors import InputError
-from adasim.measured import Run
 from adasim.records import Records
 from adasim.tolerances import Validation
-from adasim.twin import Twin, luck_seeds
 from adasim.types import FloatArray
+from adasim.validation.attribution import SMALL_S, TIMES, step_seconds
+from adasim.validation.measured import Run
+from adasim.validation.twin import Twin, luck_seeds
 
 Direction = Literal["rose", "fell"]
 LUCK = 4  # simulated runs that a measured one is ranked among

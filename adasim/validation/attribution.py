@@ -15,11 +15,11 @@ from adasim.calibration.cost import CostModel
 from adasim.calibration.luck import HeadQuality
 from adasim.calibration.survival import Measured
 from adasim.errors import InputError
-from adasim.measured import Run
-from adasim.prediction import Pair, Predictor
 from adasim.records import Records
-from adasim.twin import Twin, luck_seeds
 from adasim.types import FloatArray
+from adasim.validation.measured import Run
+from adasim.validation.prediction import Pair, Predictor
+from adasim.validation.twin import Twin, luck_seeds
 
 TIMES = ("verify", "draft", "overhead", "prefill")
 PARTS = (*TIMES, "acceptance", "head")

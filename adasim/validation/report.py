@@ -8,13 +8,13 @@ from typing import Any
 
 import pandas as pd
 
-from adasim.accuracy import MAIN, Bar, Noise, held_out
-from adasim.attribution import ALL
 from adasim.page import Page, Story, Table, number, short, write_page
-from adasim.prediction import METRICS
 from adasim.statistics import CONFIDENCE
 from adasim.tolerances import Validation
-from adasim.validation_figures import CAPTIONS, MARK, draw
+from adasim.validation.accuracy import MAIN, Bar, Noise, held_out
+from adasim.validation.attribution import ALL
+from adasim.validation.figures import CAPTIONS, MARK, draw
+from adasim.validation.prediction import METRICS
 
 WORDS = {
     "throughput_ratio": "throughput / plain", "tpot_p50_ratio": "TPOT p50 / plain", "tpot_p95_ratio": "TPOT p95 / plain",

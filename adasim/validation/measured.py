@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from adasim import metrics
-from adasim.blocks import Block
 from adasim.errors import InputError
 from adasim.experiment import TRIALS
 from adasim.metrics import Window
@@ -19,6 +18,7 @@ from adasim.plan import Plan, Trial
 from adasim.recorded import read_records
 from adasim.records import Records
 from adasim.scenario import Scenario
+from adasim.validation.blocks import Block
 
 RATIOS = {"throughput": "output_tok_s", "tpot_p50": "tpot_p50_ms", "tpot_p95": "tpot_p95_ms"}  # over plain decoding
 PLAIN = (

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from adasim.calibration_commands import seconds_of
+from adasim.commands.calibration import seconds_of
 from adasim.options import (
     NOT_VALID,
     Json,
@@ -21,12 +21,12 @@ from adasim.options import (
 )
 
 if TYPE_CHECKING:
-    from adasim.blocks import Block
     from adasim.calibration.profile import Profile
-    from adasim.measured import Run
     from adasim.page import Story
     from adasim.plan import Plan
-    from adasim.validation_report import Findings
+    from adasim.validation.blocks import Block
+    from adasim.validation.measured import Run
+    from adasim.validation.report import Findings
 
 
 def validate_command(
@@ -77,34 +77,29 @@ def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan
 
     Only trials whose policies ask for a cost depend on the profile, so that another one keeps the runs of all others.
     """
-    from hashlib import sha256
-
+    from adasim.calibration.cost import TableCost
     from adasim.calibration.profile import Profile
-    from adasim.files import find
     from adasim.plan import load
 
     knows = Profile.load(profile)
     given: list[bool] = []
+    cost = knows.cost.inline() if isinstance(knows.cost, TableCost) else knows.cost
+    believed = cost.model_dump(mode="json")  # its values, not the profile's name: the same cost keeps all runs
 
     def believe(config: dict[str, Any]) -> None:
         backend = config.get("backend")
         if isinstance(backend, dict) and backend.get("kind") == "torch" and backend.get("profile") is None:
             given.append(backend.pop("cost", None) is not None)
-            backend["profile"] = profile
+            backend["cost"] = believed
 
     plan = load(scenario, settings, believe)
     if not given:
         return plan, knows
     asks = {p.label for p in plan.scenario.policies if "cost" in p.needs}
-    digest = sha256(find(profile, "profile").read_bytes()).hexdigest() if profile.endswith((".yaml", ".yml")) else ""
     trials = []
     for trial in plan.trials:
-        if trial.policy in asks:
-            trials.append(trial)
-            continue
-        backend = {k: v for k, v in trial.config["backend"].items() if k != "profile"}
-        config = {**trial.config, "backend": backend}
-        trials.append(replace(trial, config=config, digests=tuple(d for d in trial.digests if d != digest)))
+        backend = {k: v for k, v in trial.config["backend"].items() if k != "cost" or trial.policy in asks}
+        trials.append(replace(trial, config={**trial.config, "backend": backend}))
     notes = ["policies that ask for a cost were given the profile's, not backend.cost"] * given[0]
     return replace(plan, trials=trials, notes=plan.notes + notes), knows
 
@@ -113,11 +108,11 @@ def _validate(
     plan: "Plan", profile: "Profile", out: Path, records: Path | None, budget_s: float | None, *, force: bool,
     keep: tuple[bool, bool], as_json: bool,
 ) -> None:  # fmt: skip
-    from adasim.blocks import blocks_of, missing
     from adasim.experiment import open_folder, write_manifest
     from adasim.identity import EngineIdentity
-    from adasim.measured import runs_in, runs_recorded
-    from adasim.validation import check_engine, examine, fitted_cells
+    from adasim.validation.blocks import blocks_of, missing
+    from adasim.validation.measured import runs_in, runs_recorded
+    from adasim.validation.study import check_engine, examine, fitted_cells
 
     blocks = blocks_of(plan)
     fitted = fitted_cells(blocks, profile)
@@ -151,9 +146,9 @@ def _measure(
     plan: "Plan", blocks: "Sequence[Block]", out: Path, budget_s: float | None, *, as_json: bool
 ) -> tuple[list[str], list[str]]:
     """Run what is missing; returns lines on what failed, and notes."""
-    from adasim.blocks import Measuring, missing
     from adasim.executors import Interrupted
     from adasim.screen import progress_bar
+    from adasim.validation.blocks import Measuring, missing
 
     total = sum(len(b.trials) for b in blocks)
     todo = sum(len(missing(b, out)) for b in blocks)
@@ -176,7 +171,7 @@ def _measure(
 
 def left_some(blocks: "Sequence[Block]", out: Path) -> bool:
     """Whether any run is on disk."""
-    from adasim.blocks import missing
+    from adasim.validation.blocks import missing
 
     return any(len(missing(b, out)) < len(b.trials) for b in blocks)
 
@@ -230,7 +225,7 @@ def _show(
     found: "Findings", story: "Story", plan: "Plan", profile: "Profile", out: Path, lines: list[str], *, as_json: bool
 ) -> None:
     from adasim.screen import show_answer, show_errors
-    from adasim.validation_report import answer, bars_table, write
+    from adasim.validation.report import answer, bars_table, write
 
     counts = found.cells[~found.cells["reference"]]
     fitted = (
@@ -247,8 +242,8 @@ def _show(
 
 def _floor(first: Path, second: Path, out: Path | None, *, as_json: bool) -> None:
     from adasim.files import write_atomic
-    from adasim.floor import compare, says_of, summary_of
     from adasim.screen import show_facts
+    from adasim.validation.floor import compare, says_of, summary_of
 
     moved, notes = compare(first, second)
     table = summary_of(moved)
@@ -267,10 +262,10 @@ def _watch(
     from time import sleep
 
     from adasim.identity import EngineIdentity
-    from adasim.measured import runs_recorded
     from adasim.screen import show_facts
-    from adasim.validation import check_engine
-    from adasim.watch import Moved, Watcher, in_words
+    from adasim.validation.measured import runs_recorded
+    from adasim.validation.study import check_engine
+    from adasim.validation.watch import Moved, Watcher, in_words
 
     plan, knows = plan_of(scenario, settings, profile)
     watcher, seen, moved = Watcher(knows, plan.scenario.validation), set[str](), list[Moved]()

@@ -9,9 +9,9 @@ import pandas as pd
 
 from adasim.calibration.profile import Profile
 from adasim.errors import InputError
-from adasim.measured import PLAIN, RATIOS, Run, measure, window_of
 from adasim.scenario import Scenario
-from adasim.twin import Twin, luck_seeds
+from adasim.validation.measured import PLAIN, RATIOS, Run, measure, window_of
+from adasim.validation.twin import Twin, luck_seeds
 
 Change = Callable[[Twin], Twin]
 

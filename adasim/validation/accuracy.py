@@ -11,10 +11,10 @@ import pandas as pd
 from scipy.special import stdtrit
 from scipy.stats import kendalltau
 
-from adasim.prediction import METRICS
 from adasim.statistics import CONFIDENCE, simultaneous, t_interval
 from adasim.tables import MATERIAL
 from adasim.tolerances import Tolerances
+from adasim.validation.prediction import METRICS
 
 MAIN = ("throughput_ratio", "tau", "tpot_p50_ratio", "tpot_p95_ratio")  # what limits are about
 NORMAL = 1.96

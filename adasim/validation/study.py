@@ -6,18 +6,18 @@ from typing import Any
 
 import pandas as pd
 
-from adasim.accuracy import bars_of, cells_of, crossover_of, errors_of, noise_of, ranking_of
-from adasim.attribution import Attribution, summary_of, to_blame
-from adasim.blocks import Block
 from adasim.calibration.fitted_on import cell_of
 from adasim.calibration.profile import Profile
 from adasim.errors import InputError
 from adasim.identity import EngineIdentity
-from adasim.measured import Run, table_of
 from adasim.plan import Plan, Trial
-from adasim.prediction import Pair, Predictor, pairs_of
 from adasim.story import design
-from adasim.validation_report import Findings
+from adasim.validation.accuracy import bars_of, cells_of, crossover_of, errors_of, noise_of, ranking_of
+from adasim.validation.attribution import Attribution, summary_of, to_blame
+from adasim.validation.blocks import Block
+from adasim.validation.measured import Run, table_of
+from adasim.validation.prediction import Pair, Predictor, pairs_of
+from adasim.validation.report import Findings
 
 Cell = tuple[object, ...]  # policy and the values of its point
 

@@ -8,7 +8,7 @@ import pandas as pd
 
 from adasim.errors import InputError
 from adasim.identity import EngineIdentity
-from adasim.measured import PLAIN, RATIOS, Run, runs_of, table_of
+from adasim.validation.measured import PLAIN, RATIOS, Run, runs_of, table_of
 
 METRICS = (*(f"{name}_ratio" for name in RATIOS), *PLAIN)
 
