@@ -22,6 +22,7 @@ from adasim.options import (
 
 if TYPE_CHECKING:
     from adasim.calibration.profile import Profile
+    from adasim.experiment import Failure
     from adasim.page import Story
     from adasim.plan import Plan
     from adasim.validation.blocks import Block
@@ -41,7 +42,7 @@ def validate_command(
     force: Annotated[bool, typer.Option("--force", help="Accept a profile of another engine, and say so.")] = False,
     watch: Annotated[Path | None, typer.Option(help="Watch a folder of records for drift of cost or acceptance.")] = None,
     once: Annotated[bool, typer.Option("--once", help="With --watch: check what is there, and end.")] = False,
-    poll: Annotated[float, typer.Option(min=0.1, help="With --watch: seconds between looks.")] = 10.0,
+    poll: Annotated[float | None, typer.Option(min=0.1, help="With --watch: seconds between looks. Default: 10.")] = None,
     floor: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Two measured folders of one scenario: how much reality moves.")
     ] = None,
@@ -56,20 +57,54 @@ def validate_command(
     """
     from adasim.errors import InputError
 
+    given = {
+        "a scenario": scenario, "--profile": profile, "--out": out, "--set": settings, "--records": records,
+        "--budget": budget, "--force": force, "--watch": watch, "--once": once, "--poll": poll, "--floor": floor,
+        "--resume": resume, "--overwrite": overwrite,
+    }  # fmt: skip
+    _refuse_without_effect([name for name, value in given.items() if value is not None and value is not False])
     if floor is not None:
         _floor(*floor, out, as_json=as_json)
         return
     if scenario is None or profile is None:
         raise InputError("validate: give a scenario and --profile P.yaml, or --floor A B")
     if watch is not None:
-        _watch(watch, scenario, profile, settings or [], once=once, poll_s=poll, force=force, as_json=as_json)
+        poll_s = None if once else poll or POLL_S
+        _watch(watch, scenario, profile, settings or [], poll_s, force=force, as_json=as_json)
         return
-    if records is not None and (budget or resume):
-        raise InputError("--records: nothing is measured, so --budget and --resume have no effect")
     limit = None if budget is None else seconds_of(budget)
     plan, knows = plan_of(scenario, settings or [], profile)
     folder = out or Path("reports") / f"{plan.scenario.name}-validate"
-    _validate(plan, knows, folder, records, limit, force=force, keep=(resume, overwrite), as_json=as_json)
+    if records is None:
+        _validate(plan, knows, folder, limit, force=force, keep=(resume, overwrite), as_json=as_json)
+    else:
+        _compare(plan, knows, folder, records, force=force, overwrite=overwrite, as_json=as_json)
+
+
+POLL_S = 10.0
+COMMON = {"a scenario", "--profile", "--set", "--force"}
+EFFECTIVE = {
+    "": COMMON | {"--out", "--budget", "--resume", "--overwrite"},
+    "--records": COMMON | {"--records", "--out", "--overwrite"},
+    "--watch": COMMON | {"--watch", "--once", "--poll"},
+    "--floor": {"--floor", "--out"},
+}  # what each way to call the command listens to
+
+
+def _refuse_without_effect(given: Sequence[str]) -> None:
+    """Nothing is ignored in silence."""
+    from adasim.errors import InputError
+
+    modes = [mode for mode in EFFECTIVE if mode in given] or [""]
+    if len(modes) > 1:
+        raise InputError(f"{' and '.join(modes)} exclude each other")
+    mode = modes[0]
+    idle = [name for name in given if name not in EFFECTIVE[mode]]
+    problems = [f"{name} has no effect {f'with {mode}' if mode else 'without --watch'}" for name in idle]
+    if {"--once", "--poll"} <= set(given) and mode == "--watch":
+        problems.append("--poll has no effect with --once")
+    if problems:
+        raise InputError(*problems)
 
 
 def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan, Profile]":
@@ -105,49 +140,85 @@ def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan
 
 
 def _validate(
-    plan: "Plan", profile: "Profile", out: Path, records: Path | None, budget_s: float | None, *, force: bool,
-    keep: tuple[bool, bool], as_json: bool,
+    plan: "Plan", profile: "Profile", out: Path, budget_s: float | None, *, force: bool, keep: tuple[bool, bool],
+    as_json: bool,
 ) -> None:  # fmt: skip
-    from adasim.experiment import open_folder, write_manifest
-    from adasim.identity import EngineIdentity
+    """Measure what is missing, and hold predictions against all that was measured."""
+    from adasim.errors import InputError
+    from adasim.experiment import open_folder
     from adasim.validation.blocks import blocks_of, missing
-    from adasim.validation.measured import runs_in, runs_recorded
-    from adasim.validation.study import check_engine, examine, fitted_cells
+    from adasim.validation.measured import runs_in, sound, strangers
+    from adasim.validation.study import check_engine, check_runs, fitted_cells
 
-    blocks = blocks_of(plan)
-    fitted = fitted_cells(blocks, profile)
-    lines: list[str] = []
-    here = plan.scenario.backend.identity() if records is None else None
+    blocks, here = blocks_of(plan), plan.scenario.backend.identity()
+    fitted_cells(blocks, profile)
     notes = check_engine([here] if here else [], profile, force=force)
-    open_folder(out, resume=keep[0], overwrite=keep[1], command="validate")
-    if records is None:
-        lines, more = _measure(plan, blocks, out, budget_s, as_json=as_json)
-        notes += more
-        runs, left = runs_in(out, blocks), sum(len(missing(b, out)) for b in blocks)
-    else:
-        runs = runs_recorded(records, plan)
-        keys = {(r.trial.policy, *r.place) for r in runs}
-        left = sum((t.policy, *t.point.values(), t.seed) not in keys for b in blocks for t in b.trials)
-        engines = [EngineIdentity.model_validate(r.engine) for r in runs if r.engine is not None]
-        notes += check_engine(engines, profile, force=force)
-    found = examine(plan, runs, profile, fitted, missing=left, progress=_progress(quiet=as_json))
-    story = _story(plan, profile, runs, left, [*notes, *lines])
-    _show(found, story, plan, profile, out, lines, as_json=as_json)
-    if records is None:
-        _manifest(plan, blocks, out, finished=not left)
-    else:
-        taken = replace(plan, trials=[], notes=[*plan.notes, f"measured runs were taken from {records}"])
-        write_manifest(taken, out, finished=not left, command="validate")
-    if not found.passed:
+    kept = open_folder(out, resume=keep[0], overwrite=keep[1], command="validate")
+    believed, others = strangers(out, kept if keep[0] else [], blocks)
+    if others:
+        raise InputError(f"--out {out}: holds {others} runs of another scenario, input file or version; use --overwrite")
+    notes += [f"{believed} runs of policies that believed another cost lie in {out} and are not used"] * bool(believed)
+    check_runs(runs_in(out, blocks), here, force=force)
+    failures, more = _measure(plan, blocks, out, budget_s, as_json=as_json)
+    runs, problems = sound(runs_in(out, blocks))
+    notes += [*more, *check_runs(runs, here, force=force), *(f"left out: {line}" for line in problems)]
+    usable = {r.folder.name for r in runs}
+    left = sum(t.key not in usable for b in blocks for t in b.trials)
+    lines = failed_lines(failures)
+    passed = _judge(plan, profile, blocks, runs, left, out, [*notes, *lines], lines, as_json=as_json)
+    _manifest(plan, blocks, out, finished=not any(missing(b, out) for b in blocks))
+    exit_on(failures)
+    if not passed:
         raise typer.Exit(NOT_VALID)
+
+
+def _compare(
+    plan: "Plan", profile: "Profile", out: Path, records: Path, *, force: bool, overwrite: bool, as_json: bool
+) -> None:
+    """Hold predictions against runs that were recorded before."""
+    from adasim.errors import InputError
+    from adasim.experiment import open_folder, write_manifest
+    from adasim.validation.blocks import blocks_of
+    from adasim.validation.measured import runs_recorded, sound
+    from adasim.validation.study import check_engine, check_runs
+
+    if out.resolve() == records.resolve():
+        raise InputError(f"--out {out}: is the folder of --records, and would be replaced; give another")
+    blocks = blocks_of(plan)
+    runs, problems = sound(runs_recorded(records, plan))
+    if problems:
+        raise InputError(*problems)
+    notes = check_engine([r.engine for r in runs if r.engine is not None], profile, force=force)
+    notes += check_runs(runs, None, force=force)
+    open_folder(out, resume=False, overwrite=overwrite, command="validate")
+    keys = {(r.trial.policy, *r.place) for r in runs}
+    left = sum((t.policy, *t.point.values(), t.seed) not in keys for b in blocks for t in b.trials)
+    passed = _judge(plan, profile, blocks, runs, left, out, notes, [], as_json=as_json)
+    taken = replace(plan, trials=[], notes=[*plan.notes, f"measured runs were taken from {records}"])
+    write_manifest(taken, out, finished=not left, command="validate")
+    if not passed:
+        raise typer.Exit(NOT_VALID)
+
+
+def _judge(
+    plan: "Plan", profile: "Profile", blocks: "Sequence[Block]", runs: "Sequence[Run]", left: int, out: Path,
+    notes: list[str], lines: list[str], *, as_json: bool,
+) -> bool:  # fmt: skip
+    """Examine runs, write and show the report; says whether they pass."""
+    from adasim.validation.study import examine, fitted_cells
+
+    fitted = fitted_cells(blocks, profile)
+    found = examine(plan, runs, profile, fitted, missing=left, progress=_progress(quiet=as_json))
+    _show(found, _story(plan, profile, runs, left, [*notes, *found.notes]), plan, profile, out, lines, as_json=as_json)
+    return found.passed
 
 
 def _measure(
     plan: "Plan", blocks: "Sequence[Block]", out: Path, budget_s: float | None, *, as_json: bool
-) -> tuple[list[str], list[str]]:
-    """Run what is missing; returns lines on what failed, and notes."""
+) -> "tuple[list[Failure], list[str]]":
+    """Run what is missing; returns what failed, and notes."""
     from adasim.executors import Interrupted
-    from adasim.screen import progress_bar
+    from adasim.screen import progress_bar, show_errors
     from adasim.validation.blocks import Measuring, missing
 
     total = sum(len(b.trials) for b in blocks)
@@ -160,13 +231,13 @@ def _measure(
         except Interrupted:
             _manifest(plan, blocks, out, finished=False)
             interrupted(out, finished=left_some(blocks, out))
-    lines = failed_lines(measuring.outcome.failures)
     if left == total:
+        show_errors(failed_lines(measuring.outcome.failures))
         exit_on(measuring.outcome.failures)
     notes = list(measuring.outcome.notes)
     if left and budget_s is not None:
         notes.append(f"the budget is used up: {left} of {total} runs are missing; go on with --resume")
-    return lines, notes
+    return measuring.outcome.failures, notes
 
 
 def left_some(blocks: "Sequence[Block]", out: Path) -> bool:
@@ -216,6 +287,7 @@ def _story(plan: "Plan", profile: "Profile", runs: "Sequence[Run]", left: int, n
     story.calibration += [("engine", facts.engine), ("date", facts.date), ("fitted", facts.how)]
     story.inputs += facts.inputs
     story.assumptions += facts.assumptions
+    story.notes += [f"profile {profile.name}: {mark}" for mark in profile.marks]
     if plan.scenario.backend.mark == "simulated":
         story.notes.insert(0, "a rehearsal: the «measured» side is itself simulated, by the scenario's own backend")
     return story
@@ -241,6 +313,7 @@ def _show(
 
 
 def _floor(first: Path, second: Path, out: Path | None, *, as_json: bool) -> None:
+    from adasim.errors import InputError
     from adasim.files import write_atomic
     from adasim.screen import show_facts
     from adasim.validation.floor import compare, says_of, summary_of
@@ -248,21 +321,23 @@ def _floor(first: Path, second: Path, out: Path | None, *, as_json: bool) -> Non
     moved, notes = compare(first, second)
     table = summary_of(moved)
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"--out {out}: cannot be made: {error.strerror}") from error
         for name, part in (("floor", table), ("floor_cells", moved)):
             write_atomic(out / f"{name}.csv", part.to_csv(index=False, lineterminator="\n"))
     show_facts([*says_of(table), *notes], {"floor": table, "cells": moved}, as_json=as_json, shown="floor")
 
 
 def _watch(
-    folder: Path, scenario: str, profile: str, settings: list[str], *, once: bool, poll_s: float, force: bool,
-    as_json: bool,
-) -> None:  # fmt: skip
-    """Hold every run of a folder against the profile as it appears; with ``once``, those that are there."""
+    folder: Path, scenario: str, profile: str, settings: list[str], poll_s: float | None, *, force: bool, as_json: bool
+) -> None:
+    """Hold every run of a folder against the profile as it appears; those that are there where ``poll_s`` is None."""
     from time import sleep
 
-    from adasim.identity import EngineIdentity
-    from adasim.screen import show_facts
+    from adasim.errors import InputError
+    from adasim.screen import show_errors, show_facts
     from adasim.validation.measured import runs_recorded
     from adasim.validation.study import check_engine
     from adasim.validation.watch import Moved, Watcher, in_words
@@ -270,17 +345,20 @@ def _watch(
     plan, knows = plan_of(scenario, settings, profile)
     watcher, seen, moved = Watcher(knows, plan.scenario.validation), set[str](), list[Moved]()
     while True:
-        for run in runs_recorded(folder, plan):
-            if run.folder.name in seen:
-                continue
+        for run in runs_recorded(folder, plan, seen):
             seen.add(run.folder.name)
-            if run.engine is not None:
-                check_engine([EngineIdentity.model_validate(run.engine)], knows, force=force)
-            found = watcher.take(run)
+            try:
+                check_engine([] if run.engine is None else [run.engine], knows, force=force)
+                found = watcher.take(run)
+            except InputError as error:
+                if poll_s is None:
+                    raise
+                show_errors([f"{run.name}: {line}" for line in error.problems])
+                continue
             moved += found
-            if found and not once:
+            if found and poll_s is not None:
                 show_facts(in_words(found), {}, as_json=as_json)
-        if once:
+        if poll_s is None:
             break
         sleep(poll_s)
     rates = plan.scenario.validation
