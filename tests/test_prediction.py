@@ -67,4 +67,4 @@ def test_models_notes_are_passed_on(runs: list[Run]) -> None:
     predictor = Predictor(knows, 2)
     predictor.table(pairs_of(runs, knows))
     notes = {note: list(policies) for note, policies in predictor.notes.items()}
-    assert notes["cost is a roofline estimate: nothing was measured on this hardware"] == ["fixed verify_len=6"]
+    assert notes["cost is a roofline estimate: nothing was measured on this hardware"] == ["fixed(verify_len=6)"]
