@@ -10,8 +10,8 @@ from adasim.calibration.estimate.recording import RecordedTrial
 from adasim.calibration.interval import Estimate
 from adasim.calibration.profile import Profile
 from adasim.tolerances import Validation
-from adasim.validation.measured import Run
 from adasim.validation.parts import TIMES, measured_parts, together
+from adasim.validation.run import Run
 from adasim.validation.watch import Watcher
 from tests.validating import COST, acceptance, measured, plan, profile, raw
 

@@ -7,8 +7,8 @@ import pytest
 
 from adasim.calibration.profile import Profile
 from adasim.errors import InputError
-from adasim.validation.measured import Run
 from adasim.validation.prediction import Pair, Predictor, pairs_of
+from adasim.validation.run import Run
 from adasim.validation.twin import Twin, luck_seeds
 from tests.validating import acceptance, measured, plan, profile
 

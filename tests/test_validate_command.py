@@ -16,7 +16,8 @@ from adasim.errors import InputError
 from adasim.experiment import Failure, run_trial
 from adasim.identity import EngineIdentity
 from adasim.plan import Trial
-from adasim.validation.measured import runs_of, table_of
+from adasim.validation.measured import table_of
+from adasim.validation.run import runs_of
 from adasim.validation.study import check_engine, check_runs, examine, fitted_cells
 from tests.validating import COST, measured, plan, profile, raw
 

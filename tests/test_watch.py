@@ -6,12 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
+from adasim.calibrate import calibrate, write
 from adasim.calibration.alarm import Alarm
+from adasim.cli import main
+from adasim.recorded import load
 from adasim.tolerances import Validation
-from adasim.validation.measured import Run
+from adasim.validation.run import Run
 from adasim.validation.twin import Twin
 from adasim.validation.watch import Cusum, Moved, Watcher, _simulated, in_words
+from tests.build import closed, config
+from tests.recordings import ENGINE, record
 from tests.validating import acceptance, measured, plan, profile, raw
 
 MIXED = {"kind": "closed", "concurrency": 4, "requests": 32, "domains": {"code": 1.0, "chat": 1.0}}
@@ -73,6 +79,29 @@ def test_a_text_counts_once(tmp_path: Path) -> None:
         watcher.take(run)
     assert watcher.requests == 96
     assert watcher.runs == 3 * (2 + 2)
+
+
+def test_what_a_profile_was_calibrated_on_has_not_moved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Recorded, calibrated, watched from the command line: the same runs raise no alarm."""
+    cost = {
+        "kind": "pass", "base_ms": 20.0, "per_token_ms": 2.0, "per_request_ms": 1.0,
+        "prefill": {"base_ms": 5.0, "per_token_ms": 0.2}, "draft": {"kind": "linear", "base_ms": 3.0},
+        "overhead": {"round_ms": 1.0},
+    }  # fmt: skip
+    fields: dict[str, Any] = {
+        "backend": raw()["backend"] | {"cost": cost, "max_draft_len": 5},
+        "policies": [{"kind": "off"}, *({"kind": "fixed", "verify_len": v} for v in (6, 3)), {"kind": "head"}],
+        "workload": closed(requests=24, domains={"chat": 0.5, "code": 0.5}),
+        "sweep": {"workload.concurrency": [2, 4, 8]},
+        "measure": {"warmup_requests": 0, "until_last_arrival": False},
+        "seeds": [0],
+    }
+    folder = record(tmp_path / "run", identity=ENGINE, **fields)
+    write(calibrate(load(folder), "mine"), tmp_path / "mine.yaml")
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(config(**fields)))
+    scenario, knows = (str(tmp_path / name) for name in ("s.yaml", "mine.yaml"))
+    main(["validate", scenario, "--profile", knows, "--watch", str(folder), "--once"])
+    assert "nothing moved in 12 runs" in " ".join(capsys.readouterr().out.split())
 
 
 def test_false_alarms_come_as_often_as_stated() -> None:

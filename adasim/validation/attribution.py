@@ -16,9 +16,9 @@ from adasim.calibration.survival import Measured
 from adasim.errors import InputError
 from adasim.records import Records
 from adasim.types import FloatArray
-from adasim.validation.measured import Run
 from adasim.validation.parts import TIMES, measured_parts, together
 from adasim.validation.prediction import Pair, Predictor
+from adasim.validation.run import Run
 from adasim.validation.twin import Change, Twin, luck_seeds
 
 PARTS = (*TIMES, "acceptance", "head")

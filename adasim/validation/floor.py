@@ -8,7 +8,9 @@ import numpy as np
 import pandas as pd
 
 from adasim.errors import InputError
-from adasim.validation.measured import BELIEFS, METRICS, Run, differing, runs_of, table_of
+from adasim.validation.measured import METRICS, table_of
+from adasim.validation.recorded_runs import BELIEFS, differing
+from adasim.validation.run import Run, runs_of
 
 
 def compare(first: Path, second: Path) -> tuple[pd.DataFrame, list[str]]:

@@ -10,7 +10,8 @@ import pandas as pd
 from adasim.calibration.adjust import Adjust
 from adasim.calibration.profile import Profile
 from adasim.scenario import Scenario
-from adasim.validation.measured import METRICS, RATIOS, Run, measure, window_of
+from adasim.validation.measured import METRICS, RATIOS, measure, window_of
+from adasim.validation.run import Run
 from adasim.validation.twin import Change, Twin, farthest, luck_seeds
 
 

@@ -15,9 +15,10 @@ from adasim.story import design
 from adasim.validation.accuracy import bars_of, cells_of, crossover_of, errors_of, noise_of, ranking_of
 from adasim.validation.attribution import Attribution, summary_of, to_blame
 from adasim.validation.blocks import Block
-from adasim.validation.measured import Run, table_of
+from adasim.validation.measured import table_of
 from adasim.validation.prediction import Predictor, pairs_of
 from adasim.validation.report import Findings
+from adasim.validation.run import Run
 
 Cell = tuple[object, ...]  # policy and the values of its point
 

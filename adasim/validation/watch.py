@@ -18,8 +18,8 @@ from adasim.calibration.profile import Profile
 from adasim.records import Records
 from adasim.tolerances import Validation
 from adasim.types import FloatArray
-from adasim.validation.measured import Run
 from adasim.validation.parts import SMALL_S, TIMES, measured_parts
+from adasim.validation.run import Run
 from adasim.validation.twin import Twin, farthest, luck_seeds
 
 Direction = Literal["rose", "fell"]
