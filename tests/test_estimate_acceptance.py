@@ -10,7 +10,7 @@ import pytest
 
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.estimate.acceptance import fit_acceptance
-from adasim.calibration.estimate.head import fit_head
+from adasim.calibration.estimate.head import fit_head, head_of
 from adasim.calibration.estimate.learning import fit_learning
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.estimate.recording import Recording, rounds_of
@@ -28,9 +28,16 @@ TRUTH = {f"acceptance.{k}": v for k, v in TEXT.items()}
 TRUTH |= {f"acceptance.default.survival.{k + 1}": v for k, v in enumerate(S)} | {"acceptance.default.tau": 1 + S.sum()}
 
 
-def runs(folder: Path, policies: list[dict[str, Any]], requests: int = 40, seed: int = 0, **engine: Any) -> Recording:
+def runs(
+    folder: Path,
+    policies: list[dict[str, Any]],
+    requests: int = 40,
+    seed: int = 0,
+    head: dict[str, Any] | None = None,
+    **engine: Any,
+) -> Recording:
     curves = {"default": {"kind": "measured", "values": S.tolist()}}
-    acceptance = {"kind": "curves", "curves": curves, "head": HEAD} | TEXT
+    acceptance = {"kind": "curves", "curves": curves, "head": head or HEAD} | TEXT
     cost = {"kind": "formula", "base_ms": 10.0, "per_token_ms": 0.1}
     fields = {"kind": "sim", "cost": cost, "acceptance": acceptance, "rounds": True, "max_draft_len": K} | engine
     lengths = {k: {"kind": "fixed", "tokens": n} for k, n in (("prompt_len", 50), ("output_len", 80))}
@@ -192,6 +199,25 @@ def test_heads_come_back_from_rounds_that_they_cut_themselves(whole: Recording) 
     part = fit_head(whole.trials)
     assert not missed(part, {"head.noise": 1.5, "head.bias": 0.6})
     assert part.intervals["head.bias"].high - part.intervals["head.bias"].low < 0.6
+    assert part.model.reports == "truth"
+    assert not missed(fit_head(whole.trials, survival={"default": S}), {"head.noise": 1.5, "head.bias": 0.6})
+
+
+def test_a_head_that_reports_means_comes_back_as_one(tmp_path: Path) -> None:
+    """Reports of a regression are shrunk: taken for 1 + L and noise, they would look far better than they are."""
+    found = runs(tmp_path / "run", [{"kind": "head"}, *fixed(6)], head=HEAD | {"reports": "mean"})
+    for survival in ({"default": S}, None):
+        part = fit_head(found.trials, survival=survival)
+        assert part.model.reports == "mean"
+        assert not missed(part, {"head.noise": 1.5, "head.bias": 0.6}), part.intervals
+        assert part.intervals["head.noise"].high - part.intervals["head.noise"].low < 1.0
+        assert any("taken as mean" in n for n in part.notes)
+    rounds = found.trials[0].records.rounds
+    assert rounds is not None
+    simple, right = (head_of(rounds, K, {"default": S}, form) for form in ("truth", "mean"))
+    assert simple is not None
+    assert right is not None
+    assert simple.noise < 0.8 * right.noise
 
 
 def test_a_naive_look_at_cut_rounds_would_blame_the_head(whole: Recording) -> None:

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -21,9 +22,10 @@ TOKENS, HEADS, COMMON, LENGTHS = range(4)  # streams of a request: tokens, heads
 class HeadQuality(Component):
     """How well heads know L: one noisy look at the truth, s = L + noise * N(0, 1), per request and position.
 
-    The length head reports 1 + s + bias. The confidence curve is the Bayes posterior P(L >= k | s + bias)
-    under the domain's own distribution of L: calibrated when ``bias`` is 0. ``noise`` and ``bias`` are in
-    tokens.
+    The confidence curve is the Bayes posterior P(L >= k | s + bias) under the domain's own distribution of L: calibrated
+    when ``bias`` is 0. ``noise`` and ``bias`` are in tokens. The length head reports 1 + s + bias ("truth"), or as a
+    regression trained on L would, 1 + the mean of that posterior ("mean"): shrunk towards the domain's mean, and never
+    below 1 or above the block.
 
     The drafter's own margin carries the same look, uncalibrated: a draft of margin m, the ones before it accepted, is
     accepted with probability sigmoid(margin_slope m + margin_intercept) (at bias 0). Published fits have slopes of
@@ -32,6 +34,7 @@ class HeadQuality(Component):
 
     noise: float = Field(default=2.0, ge=0.05, le=30)
     bias: float = Field(default=0.0, ge=-30, le=30)
+    reports: Literal["truth", "mean"] = "truth"
     margin_slope: float = Field(default=0.5, gt=0, le=10)
     margin_intercept: float = Field(default=-0.5, ge=-10, le=10)
 
@@ -155,6 +158,10 @@ class Luck(ABC):
         self._heads = True
         new = ids[np.isnan(self._noise[self.base[ids]])]
         self._noise_rng.normals([self.requests[i] for i in new.tolist()], self._counts[new], self._noise, self.base[new])
+
+    def report(self, domains: IntArray, signal: FloatArray) -> FloatArray:
+        """What length heads of requests in ``domains`` [n] that see ``signal`` [n] report, the anchor counted, [n]."""
+        return 1 + (self.survival(domains, signal).sum(axis=1) if self.head.reports == "mean" else signal)
 
     def survival(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""
