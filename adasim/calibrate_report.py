@@ -66,8 +66,9 @@ def answer(made: Calibration) -> list[str]:
     says.append("Text: " + ", ".join(f"{n} {a.value:{f}} ({a.low:{f}} to {a.high:{f}})" for n, a, f in told) + ".")
     noise, bias = profile.intervals["head.noise"], profile.intervals["head.bias"]
     if noise.how != "not identified":
+        unit = "tokens" if profile.acceptance.head.reports == "truth" else "standard deviations of L"
         says.append(
-            f"Length head: noise {noise.value:.2f} ({noise.low:.2f} to {noise.high:.2f}) tokens, bias {bias.value:+.2f} "
+            f"Length head (reports the {profile.acceptance.head.reports}): noise {noise.value:.2f} ({noise.low:.2f} to {noise.high:.2f}) {unit}, bias {bias.value:+.2f} "
             f"({bias.low:+.2f} to {bias.high:+.2f})."
         )
     for domain, curve in profile.learning.items():

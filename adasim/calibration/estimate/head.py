@@ -7,7 +7,8 @@ import pandas as pd
 
 from adasim.calibration.estimate.head_likelihood import BIAS, NOISE, Form, HeadLikelihood, Told
 from adasim.calibration.estimate.part import FittedPart, interval, residual, weights
-from adasim.calibration.estimate.recording import RecordedTrial, max_draft_len, natural, numbered
+from adasim.calibration.estimate.recording import RecordedTrial, max_draft_len, natural, numbered, rounds_of
+from adasim.calibration.estimate.survival import survival_of
 from adasim.calibration.interval import Estimate
 from adasim.calibration.luck import HeadQuality
 from adasim.types import FloatArray
@@ -28,13 +29,14 @@ def fit_head(
     L >= verify_len - 1. Lengths that follow the report itself censor no differently for it, so rounds of head policies
     count too. Assumes normal noise of one size. The form is the likelier one.
 
-    Too few reports: the default, with intervals of everything, and a note.
+    Intervals are given the survival: where that is off, the bias makes up for it. Too few reports: the default, with
+    intervals of everything, and a note.
 
     Args:
         trials: recorded.
         seed: of the bootstrap.
-        survival: of full blocks by domain, [K] each, that the simulator will use; where there is none, the rounds'
-            own distribution of L is estimated with the rest.
+        survival: of full blocks by domain, [K] each, that the simulator will use; None = as full blocks among the trials
+            show it. Where they show none, the distribution of L is estimated with the rest.
     """
     rounds = _reports(trials)
     if len(rounds) < LEAST_ROUNDS:
@@ -45,7 +47,7 @@ def fit_head(
         lives = np.random.default_rng(seed).permutation(rounds["text"].unique())
         total = rounds.groupby("text").size().reindex(lives).cumsum()
         rounds = rounds[rounds["text"].isin(total.index[total <= MOST_ROUNDS])]
-    likelihood = HeadLikelihood(rounds, depth, survival)
+    likelihood = HeadLikelihood(rounds, depth, _whole_blocks(trials, depth) if survival is None else survival)
     told, note = _likelier(likelihood)
     points = _predicted(likelihood, told, rounds)
     life, names = pd.factorize(rounds["text"])
@@ -111,6 +113,15 @@ def _reports(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
             known = rounds["accept_len"].notna() & (rounds["draft_len"] > 0)
             parts.append(rounds[known].assign(trial=i, seed=trial.seed))
     return numbered(pd.concat(parts, ignore_index=True)) if parts else pd.DataFrame(columns=["text"])
+
+
+def _whole_blocks(trials: Sequence[RecordedTrial], depth: int) -> dict[str, FloatArray]:
+    """Survival by domain of the drafter as loaded, where enough full blocks were verified whatever was seen of them."""
+    rounds = rounds_of(trials)
+    if rounds.empty:
+        return {}
+    whole = rounds[(rounds["verify_len"] == depth + 1) & (rounds["draft_version"] == 0)]
+    return survival_of(whole[whole.groupby("domain")["step"].transform("size") >= LEAST_ROUNDS], depth)
 
 
 def _unknown() -> dict[str, Estimate]:
