@@ -66,10 +66,12 @@ def answer(made: Calibration) -> list[str]:
     says.append("Text: " + ", ".join(f"{n} {a.value:{f}} ({a.low:{f}} to {a.high:{f}})" for n, a, f in told) + ".")
     noise, bias = profile.intervals["head.noise"], profile.intervals["head.bias"]
     if noise.how != "not identified":
-        unit = "tokens" if profile.acceptance.head.reports == "truth" else "standard deviations of L"
+        form, unit = "1 + L", "tokens"
+        if profile.acceptance.head.reports == "mean":
+            form, unit = "1 + the mean of L given what it sees", "standard deviations of L"
         says.append(
-            f"Length head (reports the {profile.acceptance.head.reports}): noise {noise.value:.2f} ({noise.low:.2f} to {noise.high:.2f}) {unit}, bias {bias.value:+.2f} "
-            f"({bias.low:+.2f} to {bias.high:+.2f})."
+            f"Length head: reports {form}; noise {noise.value:.2f} ({noise.low:.2f} to {noise.high:.2f}) {unit}, bias "
+            f"{bias.value:+.2f} ({bias.low:+.2f} to {bias.high:+.2f}) tokens."
         )
     for domain, curve in profile.learning.items():
         says.append(f"Learning in {domain}: {curve.gain:+.0%} at the end, {curve.rounds:.0f} rounds to 1/e of the gap.")

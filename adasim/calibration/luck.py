@@ -24,8 +24,8 @@ class HeadQuality(Component):
     """How well heads know L: one noisy look at the truth, s = L + noise * N(0, 1), per request and position.
 
     The confidence curve is the Bayes posterior P(L >= k | s + bias) under the domain's own distribution of L: calibrated
-    when ``bias`` is 0. The length head reports 1 + s + bias ("truth"), or as a regression trained on L would, 1 + the mean
-    of that posterior ("mean"): shrunk towards the domain's mean, and never below 1 or above the block. ``bias`` is in
+    when ``bias`` is 0. The length head reports 1 + s + bias ("truth"), or as a regression trained on L would, 1 + the
+    mean of that posterior ("mean"): shrunk towards the domain's mean, never below 1 or above the block. ``bias`` is in
     tokens; so is ``noise``, but with "mean" in standard deviations of the domain's L: a regression explains about the
     same share of it everywhere.
 

@@ -8,9 +8,7 @@ import pandas as pd
 from adasim.types import FloatArray
 
 
-def survival_of(
-    rounds: pd.DataFrame, depth: int, prior: Mapping[str, FloatArray] | None = None
-) -> dict[str, FloatArray]:
+def survival_of(rounds: pd.DataFrame, depth: int, prior: Mapping[str, FloatArray] | None = None) -> dict[str, FloatArray]:
     """Survival by domain by the product-limit estimator (Kaplan and Meier 1958), [K] each.
 
     A block verified to v says nothing of drafts beyond. Where none reached, the conditional acceptance of ``prior`` goes
