@@ -83,7 +83,7 @@ def _verification(part: FittedPart[Any], cost: object) -> str:
     form = "a formula" if isinstance(cost, PassCost) else "a table"
     where = f"its knee is at {knee.value:.0f} tokens ({knee.low:.0f} to {knee.high:.0f})" if knee.value else knee.how
     low, high = part.ranges["tokens"]
-    off = f"off by {part.error:.1%} on held-out passes"
+    off = f"off by {part.held_out:.1%} on held-out passes"
     return f"Verification is {form} over {low:.0f} to {high:.0f} tokens, {off}; {where}."
 
 
