@@ -290,5 +290,26 @@ def test_temperatures_are_told_apart(whole: Recording) -> None:
     trials = only(whole, "fixed(verify_len=6)").trials
     hot = [replace(t, key="hot", backend=t.backend | {"sampling": {"temperature": 0.7}}) for t in trials]
     part = fit_acceptance([*trials, *trials, *hot])
-    assert part.model.tau_by_temperature == {0.0: 1.0, 0.7: pytest.approx(1.0, abs=1e-9)}
+    assert part.model.tau_by_temperature == {0.0: pytest.approx(1.0, abs=1e-9), 0.7: pytest.approx(1.0, abs=1e-9)}
     assert part.model.temperature == 0.0
+    only_hot = fit_acceptance(hot)
+    assert only_hot.model.temperature == 0.7
+    assert only_hot.ranges["temperature"] == (0.7, 0.7)
+    curve = only_hot.model.curves["default"].survival(K)
+    np.testing.assert_array_equal(only_hot.model.survival("default", K), curve)  # at what was recorded, as it was counted
+
+
+def test_the_prediction_at_a_temperature_is_what_was_seen_there(whole: Recording) -> None:
+    """Hot runs whose drafts fail more often: the profile gives both tau back, not a mixture of them."""
+    trials = only(whole, "fixed(verify_len=6)").trials
+    hot = deepcopy(trials[0])
+    rounds = hot.records.rounds
+    assert rounds is not None
+    rounds["accepted"] //= 2
+    heated = replace(hot, key="hot", backend=hot.backend | {"sampling": {"temperature": 0.7}})
+    part = fit_acceptance([trials[0], heated])
+    for trial, heat in ((trials[0], 0.0), (heated, 0.7)):
+        assert trial.records.rounds is not None
+        measured = 1 + float(trial.records.rounds["accepted"].mean())
+        says = part.model.model_copy(update={"temperature": heat}).survival("default", K)
+        assert 1 + says.sum() == pytest.approx(measured, rel=0.01)

@@ -108,7 +108,7 @@ def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart
         correlation=round(shape.correlation, 6),
         range_tokens=shape.range_tokens,
         tau_by_context=context.factors or None,
-        temperature=temperature.base if temperature.factors else 0.0,
+        temperature=temperature.base,
         tau_by_temperature=temperature.factors or None,
     )
     misfit = [r.error for r in part.residuals if r.part == "acceptance"]
@@ -116,6 +116,7 @@ def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart
     part.ranges = {
         "verify_len": (float(rounds["verify_len"].min()), float(rounds["verify_len"].max())),
         "acceptance context": (float(rounds["context"].min()), float(rounds["context"].max())),
+        "temperature": temperature.seen,
     }
     part.counts = {"acceptance rounds": len(rounds), "acceptance requests": int(rounds["text"].nunique())}
     return part
