@@ -157,9 +157,11 @@ def _recorded(recording: Recording, name: str, curves: CurveAcceptance) -> tuple
     if whole.empty:
         raise InputError(f"--acceptance recorded: no run of fixed verify_len {depth + 1}, the full block, was recorded")
     table = whole[["life", "domain", "position", "accepted"]].rename(columns={"life": "request"})
-    file, text = f"{name}.rounds.csv", table.to_csv(index=False, lineterminator="\n")
+    text = table.to_csv(index=False, lineterminator="\n")
+    found = sha256(text.encode()).hexdigest()
+    file = f"{name}.{found[:12]}.csv"
     with beside({file: text}):
-        return RecordedAcceptance(file=file, max_draft_len=depth, head=curves.head), {file: text}
+        return RecordedAcceptance(file=file, sha256=found, max_draft_len=depth, head=curves.head), {file: text}
 
 
 @contextmanager

@@ -27,6 +27,21 @@ METHOD = [
 ]
 
 
+TITLE = "Calibration"
+
+
+def in_the_way(folder: Path, *, overwrite: bool) -> list[str]:
+    """Why a report must not be written there: its tables and figures would replace what the folder holds."""
+    if not folder.is_dir():
+        return [f"--report {folder}: is a file"] * folder.is_file()
+    if not any(folder.iterdir()):
+        return []
+    page = folder / "report.md"
+    if not page.is_file() or not page.read_text(encoding="utf-8", errors="replace").startswith(f"# {TITLE}:"):
+        return [f"--report {folder}: is not empty and holds no report of adasim calibrate; use another folder"]
+    return [f"--report {folder}: holds a report; use --overwrite or another folder"] * (not overwrite)
+
+
 def write_report(made: Calibration, profile: Path, folder: Path) -> list[str]:
     """Write report.html, report.md, tables and figures; returns the answer.
 
@@ -117,7 +132,7 @@ def _story(made: Calibration, profile: Path, mark: str) -> Story:
     labels = dict.fromkeys(f"{t.label}{' (acceptance by decree)' if t.forced else ''}" for t in recording.trials)
     return Story(
         name=made.profile.name,
-        title=f"Calibration: {made.profile.name}",
+        title=f"{TITLE}: {made.profile.name}",
         description=f"{profile.name}, fitted to recorded runs. {facts.model}; {facts.hardware}; {facts.engine}.",
         design=Design([], None),
         calibration=[("profile", profile.name), ("date", facts.date), *known],
