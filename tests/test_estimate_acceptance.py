@@ -125,6 +125,24 @@ def test_short_blocks_hide_the_tail_and_say_so(whole: Recording, full: FittedPar
     assert tau.high - tau.low > 1.3 * (whole_tau.high - whole_tau.low)
 
 
+def test_drafts_that_rarely_last_are_seen_to_and_hide_nothing(tmp_path: Path) -> None:
+    """A weak drafter, verified in full: deep positions are hardly ever reached, which is known, not unknown."""
+    curves = {"default": {"kind": "geometric", "alpha": 0.4}}
+    acceptance = {"kind": "curves", "curves": curves} | TEXT
+    part = fit_acceptance(runs(tmp_path / "run", fixed(16), acceptance=acceptance, max_draft_len=15).trials)
+    assert not any("not identified" in n for n in part.notes)
+    assert not any("too few to tell how requests differ" in n for n in part.notes)
+    assert not missed(
+        part, {"acceptance.correlation": 0.3, "acceptance.default.tau": 1 + (0.4 ** np.arange(1, 16)).sum()}
+    )
+    assert part.intervals["acceptance.correlation"].low > 0
+    deep = part.intervals["acceptance.default.survival.15"]
+    known = max(k for k in range(1, 16) if "got here" not in part.intervals[f"acceptance.default.survival.{k}"].how)
+    assert 3 <= known < 12
+    assert 0 <= deep.value < 0.001
+    assert deep.high == part.intervals[f"acceptance.default.survival.{known}"].high < 0.02
+
+
 def test_rounds_that_looked_at_their_drafts_are_left_out(whole: Recording, full: FittedPart[CurveAcceptance]) -> None:
     beside = fit_acceptance([t for t in whole.trials if t.label != "fixed(verify_len=4)"])
     assert full.model == beside.model
