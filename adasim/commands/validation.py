@@ -104,7 +104,8 @@ def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan
     knows = Profile.load(profile)
     given: list[bool] = []
     cost = knows.cost.inline() if isinstance(knows.cost, TableCost) else knows.cost
-    believed = cost.model_dump(mode="json")  # its values, not the profile's name: the same cost keeps all runs
+    # its values, not the profile's name: the same cost keeps all runs
+    believed = _as_written(cost.model_dump(mode="json"), cost.model_dump(mode="json", exclude_unset=True))
 
     def believe(config: dict[str, Any]) -> None:
         backend = config.get("backend")
@@ -122,6 +123,15 @@ def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan
         trials.append(replace(trial, config={**trial.config, "backend": backend}))
     notes = ["policies that ask for a cost were given the profile's, not backend.cost"] * given[0]
     return replace(plan, trials=trials, notes=plan.notes + notes), knows
+
+
+def _as_written(every: dict[str, Any], written: dict[str, Any]) -> dict[str, Any]:
+    """Fields that a file states, and nulls: defaults of fields that are newer than the file change no key."""
+    return {
+        name: _as_written(value, written[name]) if isinstance(value, dict) and name in written else value
+        for name, value in every.items()
+        if name in written or value is None
+    }
 
 
 def _floor(first: Path, second: Path, out: Path | None, *, as_json: bool) -> None:
