@@ -1,7 +1,7 @@
 """From recorded runs to a profile."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -16,12 +16,13 @@ from adasim.calibration.estimate.cost import join_cost, left_out, parts_of
 from adasim.calibration.estimate.head import fit_head
 from adasim.calibration.estimate.learning import fit_learning
 from adasim.calibration.estimate.part import FittedPart
-from adasim.calibration.estimate.recording import Recording, max_draft_len, natural, rounds_of
+from adasim.calibration.estimate.recording import RecordedTrial, Recording, max_draft_len, natural, rounds_of
 from adasim.calibration.fitted_on import FittedRun, cell_of
 from adasim.calibration.interval import Estimate
 from adasim.calibration.profile import Profile, Provenance
 from adasim.errors import InputError
 from adasim.files import BASE, write_atomic
+from adasim.types import FloatArray
 
 LARGEST = 0.99  # of a relative uncertainty
 COST_PARTS = ("verify", "draft", "prefill", "overhead")
@@ -60,7 +61,7 @@ def calibrate(recording: Recording, name: str, *, acceptance: str = "curves", se
     fits: list[Callable[[], dict[str, FittedPart[Any]]]] = [
         lambda: parts_of(trials, seed),
         lambda: {"acceptance": fit_acceptance(trials, seed)},
-        lambda: {"head": fit_head(trials, seed), "learning": fit_learning(trials, seed)},
+        lambda: {"head": fit_head(trials, seed, _survival(parts, trials)), "learning": fit_learning(trials, seed)},
     ]
     for fit in fits:
         try:
@@ -98,6 +99,14 @@ def calibrate(recording: Recording, name: str, *, acceptance: str = "curves", se
     }
     with beside(files):
         return Calibration(Profile(**fields), parts, recording, files)
+
+
+def _survival(parts: Mapping[str, FittedPart[Any]], trials: Sequence[RecordedTrial]) -> dict[str, FloatArray] | None:
+    """Of full blocks by domain, as the profile will have it; None = acceptance could not be fitted."""
+    if "acceptance" not in parts:
+        return None
+    model: CurveAcceptance = parts["acceptance"].model
+    return {d: model.survival(d, max_draft_len(trials)) for d in model.curves}
 
 
 def uncertainty(parts: dict[str, FittedPart[Any]]) -> Uncertainty:
@@ -148,9 +157,11 @@ def _recorded(recording: Recording, name: str, curves: CurveAcceptance) -> tuple
     if whole.empty:
         raise InputError(f"--acceptance recorded: no run of fixed verify_len {depth + 1}, the full block, was recorded")
     table = whole[["life", "domain", "position", "accepted"]].rename(columns={"life": "request"})
-    file, text = f"{name}.rounds.csv", table.to_csv(index=False, lineterminator="\n")
+    text = table.to_csv(index=False, lineterminator="\n")
+    found = sha256(text.encode()).hexdigest()
+    file = f"{name}.{found[:12]}.csv"
     with beside({file: text}):
-        return RecordedAcceptance(file=file, max_draft_len=depth, head=curves.head), {file: text}
+        return RecordedAcceptance(file=file, sha256=found, max_draft_len=depth, head=curves.head), {file: text}
 
 
 @contextmanager

@@ -27,6 +27,21 @@ METHOD = [
 ]
 
 
+TITLE = "Calibration"
+
+
+def in_the_way(folder: Path, *, overwrite: bool) -> list[str]:
+    """Why a report must not be written there: its tables and figures would replace what the folder holds."""
+    if not folder.is_dir():
+        return [f"--report {folder}: is a file"] * folder.is_file()
+    if not any(folder.iterdir()):
+        return []
+    page = folder / "report.md"
+    if not page.is_file() or not page.read_text(encoding="utf-8", errors="replace").startswith(f"# {TITLE}:"):
+        return [f"--report {folder}: is not empty and holds no report of adasim calibrate; use another folder"]
+    return [f"--report {folder}: holds a report; use --overwrite or another folder"] * (not overwrite)
+
+
 def write_report(made: Calibration, profile: Path, folder: Path) -> list[str]:
     """Write report.html, report.md, tables and figures; returns the answer.
 
@@ -66,9 +81,12 @@ def answer(made: Calibration) -> list[str]:
     says.append("Text: " + ", ".join(f"{n} {a.value:{f}} ({a.low:{f}} to {a.high:{f}})" for n, a, f in told) + ".")
     noise, bias = profile.intervals["head.noise"], profile.intervals["head.bias"]
     if noise.how != "not identified":
+        form, unit = "1 + L", "tokens"
+        if profile.acceptance.head.reports == "mean":
+            form, unit = "1 + the mean of L given what it sees", "standard deviations of L"
         says.append(
-            f"Length head: noise {noise.value:.2f} ({noise.low:.2f} to {noise.high:.2f}) tokens, bias {bias.value:+.2f} "
-            f"({bias.low:+.2f} to {bias.high:+.2f})."
+            f"Length head: reports {form}; noise {noise.value:.2f} ({noise.low:.2f} to {noise.high:.2f}) {unit}, bias "
+            f"{bias.value:+.2f} ({bias.low:+.2f} to {bias.high:+.2f}) tokens."
         )
     for domain, curve in profile.learning.items():
         says.append(f"Learning in {domain}: {curve.gain:+.0%} at the end, {curve.rounds:.0f} rounds to 1/e of the gap.")
@@ -80,7 +98,7 @@ def _verification(part: FittedPart[Any], cost: object) -> str:
     form = "a formula" if isinstance(cost, PassCost) else "a table"
     where = f"its knee is at {knee.value:.0f} tokens ({knee.low:.0f} to {knee.high:.0f})" if knee.value else knee.how
     low, high = part.ranges["tokens"]
-    off = f"off by {part.error:.1%} on held-out passes"
+    off = f"off by {part.held_out:.1%} on held-out passes"
     return f"Verification is {form} over {low:.0f} to {high:.0f} tokens, {off}; {where}."
 
 
@@ -114,7 +132,7 @@ def _story(made: Calibration, profile: Path, mark: str) -> Story:
     labels = dict.fromkeys(f"{t.label}{' (acceptance by decree)' if t.forced else ''}" for t in recording.trials)
     return Story(
         name=made.profile.name,
-        title=f"Calibration: {made.profile.name}",
+        title=f"{TITLE}: {made.profile.name}",
         description=f"{profile.name}, fitted to recorded runs. {facts.model}; {facts.hardware}; {facts.engine}.",
         design=Design([], None),
         calibration=[("profile", profile.name), ("date", facts.date), *known],

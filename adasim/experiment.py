@@ -23,6 +23,7 @@ from adasim import __version__, adaptation, metrics
 from adasim.errors import InputError, PolicyError
 from adasim.files import to_json, write_atomic
 from adasim.plan import Plan, Trial
+from adasim.records import Records
 from adasim.scenario import Scenario
 from adasim.trace_events import trace_events
 
@@ -146,15 +147,10 @@ def failure(trial: Trial, error: Exception) -> Failure:
 
 def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> None:
     """Run a trial, whose scenario is ``scenario``, and write its records and metrics into ``folder``."""
-    open_loop, until_last_arrival = scenario.workload.clients is None, scenario.measure.until_last_arrival
     began_s = time.time()
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
     ended_s = time.time()
-    found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=until_last_arrival)
-    warmup = scenario.warmup_requests
-    if scenario.measure.warmup_requests == "mser5" and found is not None:
-        warmup = found
-    part = metrics.window(records, warmup, open_loop=open_loop, until_last_arrival=until_last_arrival)
+    part, warmup, found = window_of(records, scenario)
     if part.seconds <= 0:
         finished = int(records.requests["finish_s"].notna().sum())
         raise InputError(
@@ -187,6 +183,17 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     if (engine := _identity(scenario)) is not None:
         facts |= {"engine": engine, "began_s": began_s, "ended_s": ended_s}  # Unix: what ran beside it?
     write_atomic(folder / "trial.json", to_json(facts))
+
+
+def window_of(records: Records, scenario: Scenario) -> tuple[metrics.Window, int, int | None]:
+    """The measured part of a run by its scenario's rules, its warm-up requests, and how many MSER-5 finds."""
+    open_loop, rule = scenario.workload.clients is None, scenario.measure
+    found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=rule.until_last_arrival)
+    warmup = scenario.warmup_requests
+    if rule.warmup_requests == "mser5" and found is not None:
+        warmup = found
+    part = metrics.window(records, warmup, open_loop=open_loop, until_last_arrival=rule.until_last_arrival)
+    return part, warmup, found
 
 
 def collect(plan: Plan, out: Path) -> tuple[pd.DataFrame, list[str]]:

@@ -16,6 +16,7 @@ class EngineIdentity(Component):
     Attributes:
         engine: who served, like ``torch`` or ``sglang``.
         engine_version: of that library.
+        adasim: version whose engine it is; null = another's engine, or not said, which is no difference.
         hardware: the processor's or GPU's name.
         device: what the model ran on.
         dtype: of weights and activations.
@@ -24,11 +25,12 @@ class EngineIdentity(Component):
         target_sha256: of its configuration and weights (random weights: of their shape).
         drafter: the drafter, as the scenario names it; null = none was loaded.
         drafter_sha256: of its configuration and weights, the length head included.
-        python: its version.
+        python: its version; the last number is no difference.
     """
 
     engine: str
     engine_version: str
+    adasim: str | None = None
     hardware: str
     device: Literal["cpu", "cuda"]
     dtype: str
@@ -45,12 +47,18 @@ class EngineIdentity(Component):
         A name alone is no difference: the same weights may lie in another folder.
         """
         mine, theirs = self.model_dump(), other.model_dump()
-        renamed = {name for name in ("target", "drafter") if mine[f"{name}_sha256"] == theirs[f"{name}_sha256"]}
+        same = {name for name in ("target", "drafter") if mine[f"{name}_sha256"] == theirs[f"{name}_sha256"]}
+        same |= {"adasim"} if self.adasim is None or other.adasim is None else set()
+        same |= {"python"} if _minor(self.python) == _minor(other.python) else set()
         return [
             f"{name}: {_short(mine[name])}, not {_short(theirs[name])}"
             for name in mine
-            if mine[name] != theirs[name] and name not in renamed
+            if mine[name] != theirs[name] and name not in same
         ]
+
+
+def _minor(version: str) -> list[str]:
+    return version.split(".")[:2]
 
 
 def processor() -> str:

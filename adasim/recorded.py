@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 from adasim.calibration.estimate.recording import Choice, RecordedTrial, Recording
 from adasim.errors import InputError
 from adasim.identity import EngineIdentity
-from adasim.plan import assign
 from adasim.policies import AnyPolicy
 from adasim.policies.base import Policy
 from adasim.records import (
@@ -91,7 +89,6 @@ def _load(folder: Path) -> Recording:
     scenario, planned = manifest.get("scenario"), manifest.get("trials")
     if not isinstance(scenario, dict) or not isinstance(planned, list) or "adasim" not in manifest.get("versions", {}):
         raise InputError(f"{folder}: manifest.json is not one of adasim's")
-    policies = _policies(folder, scenario)
     problems: list[str] = []
     trials: list[RecordedTrial] = []
     missing = 0
@@ -102,7 +99,7 @@ def _load(folder: Path) -> Recording:
             missing += 1
             continue
         try:
-            trials.append(_trial(at, entry, scenario, policies))
+            trials.append(_trial(at, entry))
         except InputError as error:
             problems += error.problems
     if not trials and not problems:
@@ -141,19 +138,14 @@ def _json(path: Path, folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _policies(folder: Path, scenario: dict[str, Any]) -> dict[str, Policy]:
-    """By label, in order."""
-    try:
-        found = [_policy(raw) for raw in scenario.get("policies", [])]
-    except ValidationError as error:
-        raise InputError(f"{folder}: manifest.json: policies: {error.errors()[0]['msg']}") from error
-    return {p.label: p for p in found}
-
-
-def _policy(raw: dict[str, Any]) -> Policy:
+def _policy(raw: object, folder: Path) -> Policy:
     """From its written form, where the keys of tables are text."""
     read: TypeAdapter[Policy] = TypeAdapter(AnyPolicy)
-    return read.validate_json(json.dumps(raw))
+    try:
+        return read.validate_json(json.dumps(raw))
+    except ValidationError as error:
+        lines = [": ".join([*map(str, e["loc"]), e["msg"]]) for e in error.errors()]
+        raise InputError(*(f"{folder}: trial.json: config.policy: {line}" for line in lines)) from error
 
 
 def choice_of(policy: Policy) -> Choice:
@@ -163,11 +155,13 @@ def choice_of(policy: Policy) -> Choice:
     return "fixed" if policy.kind in {"fixed", "off"} else "adaptive"
 
 
-def _trial(folder: Path, entry: dict[str, Any], scenario: dict[str, Any], policies: dict[str, Policy]) -> RecordedTrial:
+def _trial(folder: Path, entry: dict[str, Any]) -> RecordedTrial:
     facts = _json(folder / "trial.json", folder)
     label, point = str(entry.get("policy")), dict(entry.get("point") or {})
-    config = facts.get("config") or _config(folder, label, point, scenario, policies)
-    policy = _policy(config["policy"])
+    config = facts.get("config")
+    if not isinstance(config, dict) or not {"policy", "workload", "backend"} <= set(config):
+        raise InputError(f"{folder}: trial.json holds no config of policy, workload and backend; record it anew")
+    policy = _policy(config["policy"], folder)
     records = read_records(folder)
     if problems := check(records, str(folder)):
         raise InputError(*problems)
@@ -194,19 +188,6 @@ def _trial(folder: Path, entry: dict[str, Any], scenario: dict[str, Any], polici
         identity=identity,
         began_s=None if began is None else float(began),
     )
-
-
-def _config(
-    folder: Path, label: str, point: dict[str, Any], scenario: dict[str, Any], policies: dict[str, Policy]
-) -> dict[str, Any]:
-    """Policy, workload and backend of a trial whose own file does not hold them (written before 0.2)."""
-    if label not in policies:
-        raise InputError(f"{folder}: policy {label!r} is not in the manifest; record it anew")
-    config = deepcopy(scenario)
-    for field, value in point.items():
-        assign(config, field, value)
-    policy = config["policies"][list(policies).index(label)]
-    return {"policy": policy, "workload": config.get("workload", {}), "backend": config.get("backend", {})}
 
 
 def read_records(folder: Path) -> Records:

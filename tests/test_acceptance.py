@@ -167,6 +167,29 @@ def test_confidence_is_calibrated() -> None:
     assert curve[0] == pytest.approx((run >= 1).mean(), abs=0.02)
 
 
+def test_a_head_that_reports_means_is_right_on_average_and_shrunk() -> None:
+    """As least squares make it: E[L | report] = report - 1, and Var L = Var report + mean square error."""
+    curves = {"chat": Geometric(alpha=0.4), "code": DFLASH}
+    model = CurveAcceptance(curves=curves, head=HeadQuality(noise=1.5, reports="mean"))
+    requests = [Request(i, i % 2, 10, 400) for i in range(400)]
+    luck = model.luck(requests, list(curves), 0, 15)
+    run, signal = everywhere(luck, requests)
+    domains = np.repeat([r.domain for r in requests], 400)
+    report = luck.report(domains, signal)
+    assert 1 <= report.min() <= report.max() <= 16
+    explained = []
+    for d in range(2):
+        truth, says = run[domains == d], report[domains == d] - 1
+        assert says.mean() == pytest.approx(truth.mean(), rel=0.03)
+        for low, high in ((0, 33), (33, 67), (67, 100)):
+            part = (says >= np.percentile(says, low)) & (says <= np.percentile(says, high))
+            assert truth[part].mean() == pytest.approx(says[part].mean(), abs=0.05 * truth.std())
+        explained.append(says.var() / truth.var())
+        assert explained[d] + ((truth - says) ** 2).mean() / truth.var() == pytest.approx(1, abs=0.05)
+    assert min(explained) > 1 / (1 + 1.5**2) - 0.01  # what the best straight line through the look at L explains
+    assert max(explained) < 0.5
+
+
 def test_temperature_and_context_scale_tau() -> None:
     hot = CurveAcceptance(curves={"d": DFLASH}, temperature=0.5, tau_by_temperature={0.0: 1.0, 1.0: 0.8})
     assert tau(hot.survival("d", 15)) == pytest.approx(0.9 * 7.09)

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 
 from adasim.calibrate import calibrate
 from adasim.calibration.acceptance import CurveAcceptance, RecordedAcceptance
+from adasim.calibration.fitted_on import cell_of
 from adasim.calibration.pass_cost import PassCost
 from adasim.calibration.profile import Profile, packaged
 from adasim.cli import app, main
 from adasim.errors import InputError
+from adasim.policies.fixed import Fixed
 from adasim.recorded import load
 from tests.build import closed, config
 from tests.recordings import ENGINE, record
@@ -152,10 +154,14 @@ def test_recorded_texts_can_be_replayed(folder: Path, tmp_path: Path) -> None:
     assert isinstance(profile.acceptance, RecordedAcceptance)
     assert profile.acceptance.max_draft_len == 5
     profile.acceptance.check(["chat", "code"], 5)
-    rounds = pd.read_csv(tmp_path / "replay.rounds.csv")
+    file = tmp_path / profile.acceptance.file
+    rounds = pd.read_csv(file)
     whole = next(t for t in load(folder).trials if t.label == "fixed(verify_len=6)").records.rounds
     assert whole is not None
     assert rounds["accepted"].mean() == pytest.approx(whole["accepted"].mean(), rel=0.02)
+    file.write_text(file.read_text() + "\n")
+    with pytest.raises(InputError, match=r"replay\.\w+\.csv: was changed since it was written"):
+        Profile.load(str(out))
 
 
 def spoil(folder: Path, path: Path) -> Path:
@@ -180,7 +186,28 @@ def test_bad_input_is_named_all_at_once_with_exit_code_2(
 
 
 def test_a_profile_is_not_overwritten_by_chance(folder: Path, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "exists; use --overwrite" in refused(capsys, "calibrate", str(folder), "--out", str(made))
+    said = refused(capsys, "calibrate", str(folder), "--out", str(made))
+    assert "exists; use --overwrite" in said
+    assert "holds a report; use --overwrite" in said
+
+
+def test_a_report_replaces_nothing_of_others(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "thesis" / "tables" / "results.csv"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("years of work")
+    where = ["--out", str(tmp_path / "p.yaml"), "--report", str(tmp_path / "thesis"), "--overwrite"]
+    assert "holds no report of adasim calibrate" in refused(capsys, "calibrate", str(folder), *where)
+    assert mine.read_text() == "years of work"
+
+
+def test_cells_are_policies_under_a_load() -> None:
+    work = closed(domains={"chat": 1.0})
+    fixed = Fixed(verify_len=4)
+    same = cell_of(fixed, work)
+    assert cell_of(Fixed(verify_len=4, name="f"), work | {"requests": 13}) == same
+    others = [cell_of(fixed, work | {"concurrency": 8}), cell_of(fixed, work | {"domains": {"code": 1.0}})]
+    others += [cell_of(Fixed(verify_len=5), work), cell_of(fixed, work | {"output_len": {"kind": "fixed", "tokens": 9}})]
+    assert len({same, *others}) == 5
 
 
 def test_records_without_rounds_or_grid_say_what_is_missing(folder: Path, tmp_path: Path) -> None:

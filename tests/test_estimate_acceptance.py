@@ -1,6 +1,7 @@
 """Acceptance is recovered from what the simulator wrote: survival, spread, correlation, heads, learning."""
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.estimate.acceptance import fit_acceptance
-from adasim.calibration.estimate.head import fit_head
-from adasim.calibration.estimate.learning import fit_learning
+from adasim.calibration.estimate.head import fit_head, head_of
+from adasim.calibration.estimate.learning import fit_learning, training
 from adasim.calibration.estimate.part import FittedPart
 from adasim.calibration.estimate.recording import Recording, rounds_of
 from adasim.calibration.estimate.text_model import Shape, TextModel, sequences
 from adasim.calibration.text import shorter_block_tau, solve_thresholds
 from adasim.errors import InputError
+from adasim.records import EventRecord, frame
 from tests.build import closed
 from tests.recordings import recording
 
@@ -28,9 +30,16 @@ TRUTH = {f"acceptance.{k}": v for k, v in TEXT.items()}
 TRUTH |= {f"acceptance.default.survival.{k + 1}": v for k, v in enumerate(S)} | {"acceptance.default.tau": 1 + S.sum()}
 
 
-def runs(folder: Path, policies: list[dict[str, Any]], requests: int = 40, seed: int = 0, **engine: Any) -> Recording:
+def runs(
+    folder: Path,
+    policies: list[dict[str, Any]],
+    requests: int = 40,
+    seed: int = 0,
+    head: dict[str, Any] | None = None,
+    **engine: Any,
+) -> Recording:
     curves = {"default": {"kind": "measured", "values": S.tolist()}}
-    acceptance = {"kind": "curves", "curves": curves, "head": HEAD} | TEXT
+    acceptance = {"kind": "curves", "curves": curves, "head": head or HEAD} | TEXT
     cost = {"kind": "formula", "base_ms": 10.0, "per_token_ms": 0.1}
     fields = {"kind": "sim", "cost": cost, "acceptance": acceptance, "rounds": True, "max_draft_len": K} | engine
     lengths = {k: {"kind": "fixed", "tokens": n} for k, n in (("prompt_len", 50), ("output_len", 80))}
@@ -116,6 +125,24 @@ def test_short_blocks_hide_the_tail_and_say_so(whole: Recording, full: FittedPar
     assert tau.high - tau.low > 1.3 * (whole_tau.high - whole_tau.low)
 
 
+def test_drafts_that_rarely_last_are_seen_to_and_hide_nothing(tmp_path: Path) -> None:
+    """A weak drafter, verified in full: deep positions are hardly ever reached, which is known, not unknown."""
+    curves = {"default": {"kind": "geometric", "alpha": 0.4}}
+    acceptance = {"kind": "curves", "curves": curves} | TEXT
+    part = fit_acceptance(runs(tmp_path / "run", fixed(16), acceptance=acceptance, max_draft_len=15).trials)
+    assert not any("not identified" in n for n in part.notes)
+    assert not any("too few to tell how requests differ" in n for n in part.notes)
+    assert not missed(
+        part, {"acceptance.correlation": 0.3, "acceptance.default.tau": 1 + (0.4 ** np.arange(1, 16)).sum()}
+    )
+    assert part.intervals["acceptance.correlation"].low > 0
+    deep = part.intervals["acceptance.default.survival.15"]
+    known = max(k for k in range(1, 16) if "got here" not in part.intervals[f"acceptance.default.survival.{k}"].how)
+    assert 3 <= known < 12
+    assert 0 <= deep.value < 0.001
+    assert deep.high == part.intervals[f"acceptance.default.survival.{known}"].high < 0.02
+
+
 def test_rounds_that_looked_at_their_drafts_are_left_out(whole: Recording, full: FittedPart[CurveAcceptance]) -> None:
     beside = fit_acceptance([t for t in whole.trials if t.label != "fixed(verify_len=4)"])
     assert full.model == beside.model
@@ -192,6 +219,27 @@ def test_heads_come_back_from_rounds_that_they_cut_themselves(whole: Recording) 
     part = fit_head(whole.trials)
     assert not missed(part, {"head.noise": 1.5, "head.bias": 0.6})
     assert part.intervals["head.bias"].high - part.intervals["head.bias"].low < 0.6
+    assert part.model.reports == "truth"
+    assert not missed(fit_head(whole.trials, survival={"default": S}), {"head.noise": 1.5, "head.bias": 0.6})
+
+
+def test_a_head_that_reports_means_comes_back_as_one(tmp_path: Path) -> None:
+    """Reports of a regression are shrunk: taken for 1 + L and noise, they would look far better than they are."""
+    found = runs(tmp_path / "run", [{"kind": "head"}, *fixed(6)], head=HEAD | {"reports": "mean"})
+    part = fit_head(found.trials, survival={"default": S})
+    assert part.model.reports == "mean"
+    assert not missed(part, {"head.noise": 1.5, "head.bias": 0.6})
+    assert part.intervals["head.noise"].high - part.intervals["head.noise"].low < 1.0
+    assert any("taken as mean" in n for n in part.notes)
+    own = fit_head(found.trials)  # under the survival of the full blocks beside, which is not quite the true one
+    assert not missed(own, {"head.noise": 1.5})
+    assert own.model.reports == "mean"
+    rounds = found.trials[0].records.rounds
+    assert rounds is not None
+    simple, right = (head_of(rounds, K, {"default": S}, form) for form in ("truth", "mean"))
+    assert simple is not None
+    assert right is not None
+    assert simple.noise < 0.6 * right.sigma(S)  # in tokens
 
 
 def test_a_naive_look_at_cut_rounds_would_blame_the_head(whole: Recording) -> None:
@@ -213,11 +261,32 @@ def test_without_reports_a_head_is_assumed(whole: Recording) -> None:
 def test_learning_comes_back_from_versions(tmp_path: Path) -> None:
     curve = {"gain": 0.3, "rounds": 3.0, "forgetting_rounds": None}
     learning = {"curve": curve, "loss": "adaflash", "buffer": 64, "token_us": 1.0, "setup_s": 0.01, "reload_ms": 0.0}
-    part = fit_learning(runs(tmp_path / "run", fixed(6), requests=700, learning=learning).trials)
+    trials = runs(tmp_path / "run", fixed(6), requests=700, learning=learning).trials
+    part = fit_learning(trials)
     assert not missed(part, {"learning.default.gain": 0.3, "learning.default.rounds": 3.0})
     assert part.model["default"].gain == pytest.approx(0.3, abs=0.12)
     assert part.model["default"].forgetting_rounds is None
     assert any("forgetting is not known" in n for n in part.notes)
+    rounds = trials[0].records.rounds
+    assert rounds is not None
+    last = rounds["draft_version"] == rounds["draft_version"].max()
+    trials[0].records.rounds = rounds.drop(rounds.index[last][10:])  # the run ended soon after its last version came
+    fewer = fit_learning(trials)
+    assert fewer.counts["versions in default"] == part.counts["versions in default"] - 1
+    assert not missed(fewer, {"learning.default.gain": 0.3, "learning.default.rounds": 3.0})
+
+
+def test_learning_after_a_rollback_goes_on_from_the_version_before(whole: Recording) -> None:
+    """Version 2 is rolled back to 1; 3 is trained from 1. Seen in steps, as of an engine without a version table."""
+    records = deepcopy(only(whole, "fixed(verify_len=6)").trials[0].records)
+    steps = records.steps
+    times = steps["start_s"]
+    steps["draft_version"] = np.select([times < 0.5, times < 1.0, times < 1.5, times < 2.0], [0, 1, 2, 1], 3)
+    kinds = [(0.5, "reload", 1), (1.0, "reload", 2), (1.5, "rollback", 1), (2.0, "reload", 3)]
+    records.events = frame(EventRecord, [(t, kind, v, 0.0, "", "", 0) for t, kind, v in kinds])
+    records.versions = None
+    trial = replace(whole.trials[0], records=records)
+    assert training(trial, "default", 3)["parent"].tolist() == [0, 0, 1, 1]
 
 
 def test_a_head_that_stays_behind_its_drafter_shows_by_version(tmp_path: Path) -> None:
@@ -239,5 +308,26 @@ def test_temperatures_are_told_apart(whole: Recording) -> None:
     trials = only(whole, "fixed(verify_len=6)").trials
     hot = [replace(t, key="hot", backend=t.backend | {"sampling": {"temperature": 0.7}}) for t in trials]
     part = fit_acceptance([*trials, *trials, *hot])
-    assert part.model.tau_by_temperature == {0.0: 1.0, 0.7: pytest.approx(1.0, abs=1e-9)}
+    assert part.model.tau_by_temperature == {0.0: pytest.approx(1.0, abs=1e-9), 0.7: pytest.approx(1.0, abs=1e-9)}
     assert part.model.temperature == 0.0
+    only_hot = fit_acceptance(hot)
+    assert only_hot.model.temperature == 0.7
+    assert only_hot.ranges["temperature"] == (0.7, 0.7)
+    curve = only_hot.model.curves["default"].survival(K)
+    np.testing.assert_array_equal(only_hot.model.survival("default", K), curve)  # at what was recorded, as it was counted
+
+
+def test_the_prediction_at_a_temperature_is_what_was_seen_there(whole: Recording) -> None:
+    """Hot runs whose drafts fail more often: the profile gives both tau back, not a mixture of them."""
+    trials = only(whole, "fixed(verify_len=6)").trials
+    hot = deepcopy(trials[0])
+    rounds = hot.records.rounds
+    assert rounds is not None
+    rounds["accepted"] //= 2
+    heated = replace(hot, key="hot", backend=hot.backend | {"sampling": {"temperature": 0.7}})
+    part = fit_acceptance([trials[0], heated])
+    for trial, heat in ((trials[0], 0.0), (heated, 0.7)):
+        assert trial.records.rounds is not None
+        measured = 1 + float(trial.records.rounds["accepted"].mean())
+        says = part.model.model_copy(update={"temperature": heat}).survival("default", K)
+        assert 1 + says.sum() == pytest.approx(measured, rel=0.01)

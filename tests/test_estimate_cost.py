@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from adasim.calibration.cost import TableCost
-from adasim.calibration.estimate.cost import fit_cost, left_out, parts_of
+from adasim.calibration.estimate.cost import fit_cost, join_cost, left_out, parts_of
 from adasim.calibration.estimate.part import FittedPart, interval
+from adasim.calibration.estimate.prefill import fit_prefill
 from adasim.calibration.estimate.recording import RecordedTrial, Recording
 from adasim.calibration.estimate.regression import fit, independent
 from adasim.calibration.estimate.steps import blocks, machine_speed, pauses, rounds_table
@@ -118,6 +119,47 @@ def test_noise_outliers_and_drift_leave_the_truth_inside_the_intervals(twice: Re
     for batch, tokens in ((1, 8), (4, 16), (16, 128)):
         truth = PassCost.model_validate(COST).verify_s(batch, tokens, 150)
         assert part.model.verify_s(batch, tokens, 150) == pytest.approx(truth, rel=0.08)
+
+
+def test_what_heads_take_while_drafting_is_told_from_drafting(clean: Recording) -> None:
+    """An engine that runs its heads within drafting: what rounds that read them take longer, and no others."""
+    found = deepcopy(clean)
+    for trial in found.trials:
+        steps = trial.records.steps
+        reads = (steps["draft_tokens"] > 0) & (trial.label == "head")
+        steps["draft_s"] += 1e-3 * (0.3 + 0.05 * steps["decoding"]) * reads
+        steps["end_s"] += steps["draft_s"]  # room for it; nobody looks at pauses here
+        steps[["start_s", "end_s"]] += steps["draft_s"].cumsum().to_numpy()[:, None]
+    parts = parts_of(found.trials)
+    assert parts["draft"].extra["head_ms"] == pytest.approx(0.3, rel=0.02)
+    assert parts["draft"].extra["head_per_request_ms"] == pytest.approx(0.05, rel=0.02)
+    assert parts["draft"].model.base_ms == pytest.approx(3.0, rel=1e-3)
+    overhead = join_cost(parts).model.overhead
+    assert overhead.head_ms == pytest.approx(0.7 + 0.3, rel=0.02)
+    assert overhead.head_per_request_ms == pytest.approx(0.05, rel=0.05)
+    at = {"draft_positions": 32, "verified": 16, "batch": 4}
+    more = overhead.seconds(**at, reads_head=True) - overhead.seconds(**at, reads_head=False)
+    assert more == pytest.approx(1e-3 * (1.0 + 0.05 * 4), rel=0.02)
+
+
+def test_a_probes_rounds_pay_for_the_heads_that_they_read(tmp_path: Path) -> None:
+    shapes = [{"draft_len": 7, "verify_len": 4, "reads": r} for r in ([], ["accept_len"])]
+    found = runs(tmp_path / "run", COST, policies=[{"kind": "probe", "shapes": shapes}])
+    table = rounds_table(found.trials)
+    assert 0.3 < table["reads_head"].mean() < 0.7
+    assert set(table["reads"]) == {"", "accept_len"}
+    apart = table.groupby([table["batch"], "reads_head"])["overhead_s"].median().unstack().dropna()
+    np.testing.assert_allclose(apart[True] - apart[False], 0.7e-3, rtol=1e-6)
+
+
+def test_prefills_beside_a_drafter_are_told_from_others(twice: Recording) -> None:
+    found = deepcopy(twice)
+    for trial in found.trials:
+        trial.records.steps["prefill_s"] *= 1.25 if trial.drafter_loaded else 1.0
+    part = fit_prefill(found.trials)
+    assert part.model.per_token_ms == pytest.approx(0.5 * 1.25, rel=0.02)
+    assert any("without one it takes -20%" in n for n in part.notes)
+    assert machine_speed(found.trials).factors.to_numpy() == pytest.approx(1.0, abs=1e-4)
 
 
 def test_the_machines_speed_is_told_by_steps_that_runs_share(twice: Recording) -> None:

@@ -16,7 +16,7 @@ def identity(**fields: Any) -> EngineIdentity:
     same: dict[str, Any] = {
         "engine": "torch", "engine_version": "2.13.0", "hardware": "a CPU", "device": "cpu", "dtype": "bfloat16",
         "threads": 1, "target": "tiny", "target_sha256": "a" * 64, "drafter": "d", "drafter_sha256": "d" * 64,
-        "python": "3.12.1",
+        "python": "3.12.1", "adasim": "1.0",
     }  # fmt: skip
     return EngineIdentity(**(same | fields))
 
@@ -39,6 +39,13 @@ def test_the_same_weights_under_another_name_are_the_same() -> None:
     assert identity().differs(identity(target="/elsewhere/tiny")) == []
     found = identity().differs(identity(drafter=None, drafter_sha256=None))
     assert found == ["drafter: d, not None", "drafter_sha256: dddddddddddd, not None"]
+
+
+def test_what_does_not_matter_or_is_unknown_is_no_difference() -> None:
+    assert identity().differs(identity(python="3.12.9")) == []
+    assert identity().differs(identity(python="3.13.1")) == ["python: 3.12.1, not 3.13.1"]
+    assert identity().differs(identity(adasim=None)) == identity(adasim=None).differs(identity()) == []
+    assert identity().differs(identity(adasim="1.1")) == ["adasim: 1.0, not 1.1"]
 
 
 def test_identity_survives_json() -> None:

@@ -336,6 +336,9 @@ def test_curves_must_fit_the_acceptance_model() -> None:
     assert "gain takes d to tau 24.4; possible: 1..16, exclusive" in str(refused.value)
     with pytest.raises(InputError, match=r"a fault of 0\.1 takes d to tau 0\.7"):
         Learning(faults={2: 0.1}).check(model, ["d"], 15)
+    regression = model.model_copy(update={"head": HeadQuality(reports="mean")})
+    with pytest.raises(InputError, match=r"acceptance\.head\.reports must be truth"):
+        Learning().check(regression, ["d"], 15)
     recorded = RecordedAcceptance.model_construct(kind="recorded", file="x")
     with pytest.raises(InputError, match="needs acceptance of kind curves, not recorded"):
         Learning().check(recorded, ["d"], 15)

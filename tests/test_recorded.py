@@ -150,6 +150,25 @@ def test_unfinished_trials_are_left_out_and_told(copy: Path) -> None:
         load(copy)
 
 
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (None, r"trial.json holds no config of policy, workload and backend; record it anew"),
+        ({"policy": {"kind": "off"}}, "holds no config"),
+        ({"policy": {"kind": "fixed", "verify_len": 0}, "workload": {}, "backend": {}}, "config.policy: .*verify_len"),
+        ({"policy": {"kind": "guess"}, "workload": {}, "backend": {}}, "config.policy: .*guess"),
+    ],
+)
+def test_trials_that_do_not_say_what_they_ran_are_refused(copy: Path, config: object, says: str) -> None:
+    path = min(copy.glob("trials/*/trial.json"))
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "config"}))
+    if config is not None:
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"config": config}))
+    with pytest.raises(InputError, match=says) as caught:
+        load(copy)
+    assert path.parent.name in str(caught.value)
+
+
 def test_impossible_rounds_are_refused(copy: Path) -> None:
     path = next(p for p in sorted(copy.glob("trials/*/rounds.parquet")) if len(pd.read_parquet(p)))
     rounds = pd.read_parquet(path)

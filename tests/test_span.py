@@ -35,6 +35,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "no drain": {"workload": closed(drain=False)},
     "one-token outputs": {"workload": closed(output_len={"kind": "fixed", "tokens": 1})},
     "correlated": {"workload": closed(output_len=LENGTHS, domains={"a": 1, "b": 2}), "backend": backend(acceptance=TEXT)},
+    "a regression's reports": {
+        "workload": closed(output_len=LENGTHS, domains={"a": 1, "b": 2}),
+        "backend": backend(acceptance=TEXT | {"head": {"reports": "mean", "noise": 1.0}}),
+    },
     "short of memory": {"workload": MIXED, "backend": backend(kv={"blocks": 40, "block_tokens": 12})},
     "chunked": {"workload": MIXED, "backend": backend(chunked_prefill=32)},
     "rectangular": {"backend": backend(ragged=False, cost=FREE_COST | {"captured_lens": [1, 5, 16]})},

@@ -3,6 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -225,17 +226,22 @@ class RecordedAcceptance(AcceptanceModel):
     Position counts output tokens before the round; a simulated request takes a recorded one of its domain,
     chosen by (seed, request id). Inside a recorded run of length L from t, position t + j has L - j (at
     least: the drafter may do better from nearer by). A longer output wraps around. ``max_draft_len`` says how many
-    drafts the recorded blocks had; an engine that drafts fewer sees the runs cut to its block.
+    drafts the recorded blocks had; an engine that drafts fewer sees the runs cut to its block. ``sha256``, where given,
+    is that of the file.
     """
 
     kind: Literal["recorded"] = "recorded"
     file: str
+    sha256: str | None = None
     max_draft_len: int = Field(default=15, ge=1)
     _rows: dict[str, list[IntArray]] = PrivateAttr(default_factory=dict)
 
     @model_validator(mode="after")
     def _read(self) -> Self:
-        self._rows = _recorded_runs(find(self.file, "file"))
+        path = find(self.file, "file")
+        if self.sha256 is not None and (found := sha256(path.read_bytes()).hexdigest()) != self.sha256:
+            raise InputError(f"{path}: was changed since it was written (SHA-256 {found:.12}, not {self.sha256:.12})")
+        self._rows = _recorded_runs(path)
         return self
 
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:

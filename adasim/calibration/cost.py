@@ -25,8 +25,9 @@ class Overhead(Component):
     ``per_draft_position_ms`` counts every position the drafter fills, anchors included;
     ``per_verified_ms`` every verified token. The ``speculative_*``, ``per_draft_position_ms`` and ``per_verified_ms``
     terms are paid only by rounds that draft, ``round_ms`` by all, ``per_request_ms`` by all for every decoding request,
-    ``head_ms`` by policies that read a head. ``idle_drafter_ms`` is the price of "off": rounds that do not draft pay it
-    while a drafter is loaded, whose context has to follow; ``drafter_per_request_ms`` is paid for every decoding request
+    ``head_ms`` and, for every decoding request, ``head_per_request_ms`` by rounds that draft and read a head.
+    ``idle_drafter_ms`` is the price of "off": rounds that do not draft pay it while a drafter is loaded, whose context
+    has to follow; ``drafter_per_request_ms`` is paid for every decoding request
     by all rounds beside a loaded drafter. ``time_share`` is the share of all time that the engine
     spends on something else than steps (hot reloads, shipping samples to a trainer).
     """
@@ -37,6 +38,7 @@ class Overhead(Component):
     per_draft_position_ms: Ms = 0.0
     per_verified_ms: Ms = 0.0
     head_ms: Ms = 0.0
+    head_per_request_ms: Ms = 0.0
     idle_drafter_ms: Ms = 0.0
     drafter_per_request_ms: Ms = 0.0
     time_share: float = Field(default=0.0, ge=0, lt=1)
@@ -48,7 +50,8 @@ class Overhead(Component):
         ms = self.round_ms + self.per_request_ms * batch
         if draft_positions:
             ms += self.speculative_ms + self.per_draft_position_ms * draft_positions
-            ms += self.per_verified_ms * verified + (self.head_ms if reads_head else 0.0)
+            heads = self.head_ms + self.head_per_request_ms * batch if reads_head else 0.0
+            ms += self.per_verified_ms * verified + heads
         elif drafter_loaded:
             ms += self.idle_drafter_ms
         if draft_positions or drafter_loaded:

@@ -7,6 +7,8 @@ from typing import Any
 
 from adasim.types import Component
 
+LOAD = ("kind", "concurrency", "rate_rps", "cv", "path", "speed", "domains", "output_len")  # of a workload
+
 
 class FittedRun(Component):
     """A recorded run that a profile was fitted on.
@@ -23,11 +25,12 @@ class FittedRun(Component):
 
 
 def cell_of(policy: Component, workload: Mapping[str, Any]) -> str:
-    """Identifies a policy at a workload.
+    """Identifies a policy under a load: some requests more, or other prompt lengths, make no other cell.
 
     Args:
         policy: as configured; its name does not matter.
         workload: as a JSON dump.
     """
-    text = json.dumps([policy.model_dump(mode="json", exclude={"name"}), workload], sort_keys=True)
+    load = {name: workload[name] for name in LOAD if name in workload}
+    text = json.dumps([policy.model_dump(mode="json", exclude={"name"}), load], sort_keys=True)
     return sha256(text.encode()).hexdigest()[:16]

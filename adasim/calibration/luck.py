@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -13,6 +14,7 @@ from adasim.kernels.form import BASE, DONE, Int16Array
 from adasim.types import Component, FloatArray, IntArray, Request
 
 BINS_PER_TOKEN = 8
+LEAST_VARIANCE = 0.01  # of L, tokens squared: where it is always the same, a look still has some noise
 SIGNAL_MARGIN = 6.0  # standard deviations of head noise covered beyond 0..K
 NOT_DRAWN = -1
 TOKENS, HEADS, COMMON, LENGTHS = range(4)  # streams of a request: tokens, heads, what tokens share, its predictor
@@ -21,9 +23,11 @@ TOKENS, HEADS, COMMON, LENGTHS = range(4)  # streams of a request: tokens, heads
 class HeadQuality(Component):
     """How well heads know L: one noisy look at the truth, s = L + noise * N(0, 1), per request and position.
 
-    The length head reports 1 + s + bias. The confidence curve is the Bayes posterior P(L >= k | s + bias)
-    under the domain's own distribution of L: calibrated when ``bias`` is 0. ``noise`` and ``bias`` are in
-    tokens.
+    The confidence curve is the Bayes posterior P(L >= k | s + bias) under the domain's own distribution of L: calibrated
+    when ``bias`` is 0. The length head reports 1 + s + bias ("truth"), or as a regression trained on L would, 1 + the
+    mean of that posterior ("mean"): shrunk towards the domain's mean, never below 1 or above the block. ``bias`` is in
+    tokens; so is ``noise``, but with "mean" in standard deviations of the domain's L: a regression explains about the
+    same share of it everywhere.
 
     The drafter's own margin carries the same look, uncalibrated: a draft of margin m, the ones before it accepted, is
     accepted with probability sigmoid(margin_slope m + margin_intercept) (at bias 0). Published fits have slopes of
@@ -32,6 +36,7 @@ class HeadQuality(Component):
 
     noise: float = Field(default=2.0, ge=0.05, le=30)
     bias: float = Field(default=0.0, ge=-30, le=30)
+    reports: Literal["truth", "mean"] = "truth"
     margin_slope: float = Field(default=0.5, gt=0, le=10)
     margin_intercept: float = Field(default=-0.5, ge=-10, le=10)
 
@@ -43,18 +48,26 @@ class HeadQuality(Component):
         sure = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
         return (logit(sure.clip(1e-9, 1 - 1e-9)) - self.margin_intercept) / self.margin_slope
 
-    def posterior(self, survival: FloatArray) -> FloatArray:
-        """P(L >= k | signal bin), [bins, K], for one domain's survival curve [K]."""
+    def sigma(self, survival: FloatArray) -> float:
+        """Standard deviation of the look at L, tokens, in a domain with that survival curve [K]."""
+        if self.reports == "truth":
+            return self.noise
+        mean, square = survival.sum(), (np.arange(1, 2 * len(survival), 2) * survival).sum()  # of L
+        return self.noise * max(float(square - mean**2), LEAST_VARIANCE) ** 0.5
+
+    def posterior(self, survival: FloatArray, signal: FloatArray | None = None) -> FloatArray:
+        """P(L >= k | signal), [bins, K], for one domain's survival curve [K]; signals are the bins unless given."""
         mass = -np.diff(np.concatenate([[1.0], survival, [0.0]]))  # P(L = l), l = 0..K
-        signal = self.bins(len(survival))
-        log_like = -(((signal[:, None] - np.arange(len(mass))) / self.noise) ** 2) / 2
+        signal = self.bins(len(survival)) if signal is None else signal
+        log_like = -(((signal[:, None] - np.arange(len(mass))) / self.sigma(survival)) ** 2) / 2
         like = np.exp(log_like - log_like.max(axis=1, keepdims=True)) * mass
         at_least = np.cumsum(like[:, ::-1], axis=1)[:, ::-1]
         return at_least[:, 1:] / at_least[:, :1]
 
     def bins(self, max_draft_len: int) -> FloatArray:
         """Signal values of the posterior's rows."""
-        reach = np.ceil(SIGNAL_MARGIN * self.noise + abs(self.bias))
+        widest = 1.0 if self.reports == "truth" else max_draft_len / 2  # no L in 0..K has a larger standard deviation
+        reach = np.ceil(SIGNAL_MARGIN * self.noise * widest + abs(self.bias))
         return np.arange(-reach * BINS_PER_TOKEN, (max_draft_len + reach) * BINS_PER_TOKEN + 1) / BINS_PER_TOKEN
 
 
@@ -145,6 +158,9 @@ class Luck(ABC):
 
     def signal(self, ids: IntArray, at: IntArray, run: IntArray) -> FloatArray:
         """What heads see of L = ``run`` at ``at``: run + bias + noise, [n]."""
+        if self.head.reports == "mean":
+            self._draw_noise(ids)
+            return run + self.head.bias + self._sigma[ids] * self._noise[at]
         signal, kernel, head = np.empty(len(ids)), self._kernels.signal, self.head
         if not kernel(at, run, self._noise, head.bias, head.noise, signal):
             self._draw_noise(ids)
@@ -155,6 +171,10 @@ class Luck(ABC):
         self._heads = True
         new = ids[np.isnan(self._noise[self.base[ids]])]
         self._noise_rng.normals([self.requests[i] for i in new.tolist()], self._counts[new], self._noise, self.base[new])
+
+    def report(self, domains: IntArray, signal: FloatArray) -> FloatArray:
+        """What length heads of requests in ``domains`` [n] that see ``signal`` [n] report, the anchor counted, [n]."""
+        return 1 + (self.survival(domains, signal).sum(axis=1) if self.head.reports == "mean" else signal)
 
     def survival(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""
@@ -170,6 +190,12 @@ class Luck(ABC):
     def posterior(self) -> FloatArray:
         """Confidence curves by domain and bin of what heads see, [domains, bins, K]."""
         return np.stack([self.head.posterior(c) for c in self.curves])
+
+    @cached_property
+    def _sigma(self) -> FloatArray:
+        """Standard deviation of what heads see of each request, tokens, [requests]."""
+        of_domain = np.array([self.head.sigma(c) for c in self.curves])
+        return of_domain[[r.domain for r in self.requests]]
 
     @cached_property
     def _bins_from(self) -> float:

@@ -64,7 +64,7 @@ def calibrate_command(
     All folders must be of one engine on one machine. Runs with forced acceptance tell of times only.
     """
     from adasim.calibrate import calibrate, write
-    from adasim.calibrate_report import tables_of, write_report
+    from adasim.calibrate_report import in_the_way, tables_of, write_report
     from adasim.errors import InputError
     from adasim.recorded import load_all
     from adasim.screen import show_answer, show_errors
@@ -74,7 +74,7 @@ def calibrate_command(
     problems += [f"--out {out}: exists; use --overwrite or another name"] * (out.exists() and not overwrite)
     kinds = ("curves", "recorded")
     problems += [f"--acceptance {acceptance}: unknown; allowed: {', '.join(kinds)}"] * (acceptance not in kinds)
-    problems += [f"--report {folder}: is a file"] * folder.is_file()
+    problems += in_the_way(folder, overwrite=overwrite)
     try:
         found = load_all(folders)
     except InputError as error:

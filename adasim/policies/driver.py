@@ -30,13 +30,17 @@ class PolicyDriver:
         policy.start(caps)
         self.policy, self.caps = policy, caps
         self.needs = policy.needs
-        self.reads_draft = bool(self.needs & {"survival", "accept_len"})
         self.listens = type(policy).observe is not Policy.observe
         self._ruled = _ruled(type(policy)) and not self.listens
         self._rules: dict[tuple[int, int], LengthRule | None] = {}  # by running and queued requests
         self._late: deque[StepOutcome] = deque()
         self._passed: dict[str, tuple[IntArray, IntArray]] = {}
         self._first_outside = kernels().first_outside
+
+    @property
+    def reads_draft(self) -> bool:
+        """Whether the round at hand asks a length or confidence head; a probe's rounds differ."""
+        return bool(self.policy.needs & {"survival", "accept_len"})
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Hook 1, before drafting: legal draft lengths [n], 0..max_draft_len."""

@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Self
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
 
+from adasim import __version__
 from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
@@ -134,6 +135,7 @@ class TorchBackend(Component):
         return EngineIdentity(
             engine=self.kind,
             engine_version=torch.__version__,
+            adasim=__version__,
             hardware=torch.cuda.get_device_name() if self.device == "cuda" else processor(),
             device=self.device,
             dtype=self.dtype,
@@ -196,7 +198,7 @@ class TorchBackend(Component):
 
         torch.set_num_threads(self.threads)
         target = keep_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
-        loads = policy.loads_drafter or self.opd is not None
+        loads = policy.loads_drafter or (self.opd is not None and self.opd.enabled)
         start, drafter, head = self.load_drafter(target) if loads else (None, None, None)
         encode, eos = self._tokenizer(target.arch.vocab)
         if self.forced is not None and self.forced.prompts == "random":

@@ -241,7 +241,7 @@ class Engine:
         if not learns and not sees - {"truth"}:
             return run, None, draft
         signal = luck.signal(ids, at, run)
-        draft.accept_len = 1 + signal if "accept_len" in sees else None
+        draft.accept_len = luck.report(lives.domain[ids], signal) if "accept_len" in sees else None
         survival = luck.survival(lives.domain[ids], signal) if sees & {"survival", "margin"} else None
         draft.survival = survival if "survival" in sees else None
         draft.margin = luck.margin(survival) if survival is not None and "margin" in sees else None

@@ -102,6 +102,10 @@ class Learning(Component):
                 f"backend.learning needs acceptance of kind curves, not {acceptance.kind}: runs cannot change"
             )
         problems = [
+            "backend.learning: acceptance.head.reports must be truth: what a regression of a changing L reports is not "
+            "modelled"
+        ] * (acceptance.head.reports != "truth")
+        problems += [
             f"backend.learning.curves: no domain {d}; there are {', '.join(domains)}"
             for d in sorted(set(self.curves) - set(domains))
         ]

@@ -82,9 +82,9 @@ class Span:
         """Rounds, ``most`` at most, from the present state of the batch to ``self._rounds``, and whether one finished."""
         admission, ids = self.admission, self.admission.batch.request
         tables = self.luck.tables if rule.draft_len else NO_LUCK
-        if tables is None:
-            return 0, False
         head, pool = self.luck.head, admission.pool
+        if tables is None or (not rule.verify_len and head.reports != "truth"):  # the kernel's heads report what they see
+            return 0, False
         draft_len, verify_len, gamma, anchor, floor, least = rule
         while True:
             count, complete = self._kernel(

@@ -35,11 +35,29 @@ class _Counts:
     rounds: dict[int, float]  # verify_len -> rounds
     known: int  # positions that are identified
 
-    def hazards(self, w: FloatArray | None = None, *, whole: bool = False) -> FloatArray:
+    @property
+    def direct(self) -> bool:
+        """Enough full blocks to read survival off them, also where it is next to nothing."""
+        return bool(self.whole_at_risk[:, 0].sum() >= LEAST_WHOLE)
+
+    @property
+    def cut(self) -> bool:
+        """Most rounds did not verify what follows the last known position; else drafts rarely get there."""
+        reach = sum(n for v, n in self.rounds.items() if v > self.known + 1)
+        return reach < sum(self.rounds.values()) / 2
+
+    def hazards(self, w: FloatArray | None = None) -> FloatArray:
         """P(draft d accepted | those before were, and it was verified) where texts count so often, [known]."""
-        at_risk, survived = (self.whole_at_risk, self.whole_survived) if whole else (self.at_risk, self.survived)
-        n, s = (a.sum(axis=0) if w is None else w @ a for a in (at_risk, survived))
-        return ((s + 0.5) / (n + 1))[: self.known]
+        return _rates(self.at_risk, self.survived, w)[: self.known]
+
+    def whole_curve(self, w: FloatArray | None = None) -> FloatArray:
+        """Survival of full blocks where texts count so often, [K]."""
+        return np.cumprod(_rates(self.whole_at_risk, self.whole_survived, w), dtype=np.float64)
+
+
+def _rates(at_risk: FloatArray, survived: FloatArray, w: FloatArray | None) -> FloatArray:
+    n, s = (a.sum(axis=0) if w is None else w @ a for a in (at_risk, survived))
+    return np.asarray((s + 0.5) / (n + 1), dtype=np.float64)
 
 
 def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[CurveAcceptance]:
@@ -90,7 +108,7 @@ def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart
         correlation=round(shape.correlation, 6),
         range_tokens=shape.range_tokens,
         tau_by_context=context.factors or None,
-        temperature=temperature.base if temperature.factors else 0.0,
+        temperature=temperature.base,
         tau_by_temperature=temperature.factors or None,
     )
     misfit = [r.error for r in part.residuals if r.part == "acceptance"]
@@ -98,6 +116,7 @@ def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart
     part.ranges = {
         "verify_len": (float(rounds["verify_len"].min()), float(rounds["verify_len"].max())),
         "acceptance context": (float(rounds["context"].min()), float(rounds["context"].max())),
+        "temperature": temperature.seen,
     }
     part.counts = {"acceptance rounds": len(rounds), "acceptance requests": int(rounds["text"].nunique())}
     return part
@@ -156,8 +175,11 @@ def _count(rounds: pd.DataFrame, depth: int) -> _Counts:
 
 
 def _told(rounds: pd.DataFrame, counts: _Counts, seed: int) -> Told | None:
-    """Sequences of runs of fixed lengths, in order; None = there are none."""
-    rounds = rounds[(rounds["fixed_len"] > 1) & (rounds["fixed_len"] <= counts.known + 1)]
+    """Sequences of runs of fixed lengths, in order; None = there are none.
+
+    What lies beyond the known positions is taken for not verified: the few blocks that get there are censored.
+    """
+    rounds = rounds[rounds["fixed_len"] > 1]
     first = rounds.groupby(["text", "fixed_len"])["life"].transform("first")
     rounds = rounds[rounds["life"] == first]  # the same text cut alike tells the same again
     lives = rounds["life"].unique()
@@ -167,7 +189,8 @@ def _told(rounds: pd.DataFrame, counts: _Counts, seed: int) -> Told | None:
         lives = np.random.default_rng(seed).choice(lives, MOST_REQUESTS, replace=False)
         rounds = rounds[rounds["life"].isin(lives)]
     groups = [g for _, g in rounds.groupby("life", sort=False)]
-    order = sequences([g["accepted"].to_numpy() for g in groups], [g["verify_len"].to_numpy() for g in groups])
+    accepted = [g["accepted"].to_numpy().clip(max=counts.known) for g in groups]
+    order = sequences(accepted, [g["verify_len"].to_numpy().clip(max=counts.known + 1) for g in groups])
     lengths = {v: n for v, n in counts.rounds.items() if v > 1}
     texts = np.array([g["text"].iloc[0] for g in groups])
     return Told(order, counts.hazards(), lengths, texts)
@@ -184,34 +207,39 @@ def _domain(
 ) -> tuple[FloatArray, float, "_AtLengths"]:
     """Full-block survival of a domain, [K], the relative half-width of its tau, and its thresholds."""
     lives = len(counts.at_risk)
-    direct = counts.known == depth and counts.whole_at_risk[:, 0].sum() >= LEAST_WHOLE
     model = TextModel(shape)
     thresholds = _beyond(model.solve(counts.hazards(), counts.rounds), depth)
-    if direct:
-        curve = np.cumprod(counts.hazards(whole=True))
-        draws = np.stack([np.cumprod(counts.hazards(w, whole=True)) for w in weights(lives, seed)])
+    if counts.direct:
+        curve = counts.whole_curve()
+        draws = np.stack([counts.whole_curve(w) for w in weights(lives, seed)])
         how = f"full blocks of {lives} requests, bootstrap over them"
     else:
         curve = np.minimum.accumulate(model.survival(thresholds, depth + 1))
         shapes = found.draws(seed, MODEL_DRAWS) if found else [shape] * MODEL_DRAWS
         draws = _model_draws(counts, shapes, depth, seed)
         how = f"blocks cut short of {lives} requests, carried to full blocks by the text's correlation; bootstrap"
-    if counts.known < depth:
+    if counts.known < depth and not counts.direct:
+        why, unsure = "drafts rarely get there", "from never accepted to always once they do"
+        if counts.cut:
+            why, unsure = f"fewer than {LEAST_AT_RISK} drafts were verified there", "everything from never to always"
         part.notes.append(
-            f"acceptance of {domain}: positions {counts.known + 1} to {depth} are not identified (fewer than "
-            f"{LEAST_AT_RISK} drafts were verified there); they go on with the last threshold, and their intervals hold "
-            "everything from never to always"
+            f"acceptance of {domain}: positions {counts.known + 1} to {depth} are not identified ({why}); they go on "
+            f"with the last threshold, and their intervals hold {unsure}"
         )
-    elif not direct:
+    elif not counts.direct:
         part.notes.append(
             f"acceptance of {domain}: fewer than {LEAST_WHOLE} full blocks; shorter ones and the text's correlation "
             "carry the curve"
         )
     for k in range(depth):
-        told = how if k < counts.known else "extrapolated"
-        part.intervals[f"acceptance.{domain}.survival.{k + 1}"] = interval(
-            float(curve[k]), draws[:, k], lives, told, (0.0, 1.0)
-        )
+        name = f"acceptance.{domain}.survival.{k + 1}"
+        if k < counts.known or not counts.direct:
+            told = how if k < counts.known else "extrapolated"
+            part.intervals[name] = interval(float(curve[k]), draws[:, k], lives, told, (0.0, 1.0))
+        else:  # hardly a draft got here: at most all that were left
+            most = part.intervals[f"acceptance.{domain}.survival.{counts.known}"].high
+            rare = f"{how}; fewer than {LEAST_AT_RISK} drafts got here"
+            part.intervals[name] = Estimate(value=float(curve[k]), low=0.0, high=most, how=rare)
     tau = interval(1 + float(curve.sum()), 1 + draws.sum(axis=1), lives, how, (1.0, depth + 1.0))
     part.intervals[f"acceptance.{domain}.tau"] = tau
     part.points[f"survival of {domain}"] = pd.DataFrame(

@@ -41,7 +41,7 @@ def join_cost(parts: dict[str, FittedPart[Any]]) -> FittedPart[CostModel]:
     """One cost model of its parts."""
     verify = parts["verify"]
     own = {name: parts[name].model for name in ("draft", "prefill", "overhead")}
-    own["overhead"] = _with_drafter(parts["overhead"].model, verify.extra)
+    own["overhead"] = _complete(parts["overhead"].model, verify.extra, parts["draft"].extra)
     joined: FittedPart[CostModel] = FittedPart(verify.model.model_copy(update=own), error=verify.error)
     for part in parts.values():
         joined.intervals |= part.intervals
@@ -53,14 +53,18 @@ def join_cost(parts: dict[str, FittedPart[Any]]) -> FittedPart[CostModel]:
     return joined
 
 
-def _with_drafter(overhead: Overhead, extra: dict[str, float]) -> Overhead:
-    """The overhead with what verification takes longer beside a loaded drafter, which cost models have no place for."""
-    both, each = extra.get("drafter_ms", 0.0), extra.get("drafter_per_request_ms", 0.0)
+def _complete(overhead: Overhead, verify: dict[str, float], draft: dict[str, float]) -> Overhead:
+    """The overhead with what was measured elsewhere and cost models have no other place for: what verification takes
+    longer beside a loaded drafter, and heads that are read while drafting.
+    """
+    both, each = verify.get("drafter_ms", 0.0), verify.get("drafter_per_request_ms", 0.0)
     return overhead.model_copy(
         update={
             "speculative_ms": overhead.speculative_ms + both,
             "idle_drafter_ms": overhead.idle_drafter_ms + both,
             "drafter_per_request_ms": overhead.drafter_per_request_ms + each,
+            "head_ms": overhead.head_ms + draft.get("head_ms", 0.0),
+            "head_per_request_ms": overhead.head_per_request_ms + draft.get("head_per_request_ms", 0.0),
         }
     )
 

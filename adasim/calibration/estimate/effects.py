@@ -22,9 +22,13 @@ FAR = 1_000_000  # tokens: an effect is flat beyond what was seen
 
 @dataclass(slots=True)
 class Effect:
-    """Factors of tau by value; empty = none that can be told from 1."""
+    """Factors of tau by value, relative to all rounds together; empty = none that can be told from 1.
+
+    ``base``: the value of most rounds, ``seen``: lowest and highest.
+    """
 
     base: float = 0.0
+    seen: tuple[float, float] = (0.0, 0.0)
     factors: dict[float, float] = field(default_factory=dict)
     intervals: dict[str, Estimate] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -72,31 +76,26 @@ def by_context(rounds: pd.DataFrame, seed: int) -> ContextEffect:
 
 
 def by_temperature(trials: Sequence[RecordedTrial], rounds: pd.DataFrame, seed: int) -> Effect:
-    """tau at each sampling temperature, relative to the one with most rounds."""
+    """tau at each sampling temperature, relative to all of them, as curves are; at only one it is that by definition."""
     effect = Effect()
     index = {t: i for i, t in enumerate(sorted(rounds["trial"].unique()))}
     heats = [float((t.backend.get("sampling") or {}).get("temperature", 0.0)) for t in trials]
     of_round = rounds["trial"].map(index).map(dict(enumerate(heats))).to_numpy()
     known, place, counts = np.unique(of_round, return_inverse=True, return_counts=True)
-    effect.base = float(known[np.argmax(counts)])
+    effect.base, effect.seen = float(known[np.argmax(counts)]), (float(known[0]), float(known[-1]))
     if len(known) < 2:
+        effect.factors = {effect.base: 1.0} if effect.base else {}
         return effect
     draws, value = _relative(rounds, place, len(known), seed)
-    base = int(np.argmax(counts))
     for i, heat in enumerate(known.tolist()):
         lives = rounds["text"][place == i].nunique()
-        at = interval(
-            float(value[i] / value[base]),
-            draws[:, i] / draws[:, base],
-            lives,
-            f"bootstrap over {lives} requests",
-            (0.0, 9.0),
-        )
+        how = f"bootstrap over {lives} requests"
+        at = interval(float(value[i]), draws[:, i], lives, how, (0.0, 9.0))
         effect.intervals[f"acceptance.tau_by_temperature.{heat:g}"] = at
-        effect.factors[heat] = 1.0 if i == base else at.value
+        effect.factors[heat] = at.value
     effect.notes.append(
-        "acceptance: curves pool all temperatures that were recorded; tau_by_temperature is relative to "
-        f"{effect.base:g}, where most rounds are"
+        "acceptance: curves pool all temperatures that were recorded, to which tau_by_temperature is relative; "
+        f"predictions are for {effect.base:g}, where most rounds are, unless acceptance.temperature says otherwise"
     )
     return effect
 

@@ -1,6 +1,7 @@
 """How fast drafters learned and forgot, from runs that trained them while serving."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -9,7 +10,8 @@ from scipy.optimize import least_squares
 from adasim.calibration.estimate.part import FittedPart, interval, weights
 from adasim.calibration.estimate.recording import RecordedTrial, rounds_of
 from adasim.calibration.learning import LearningCurve
-from adasim.types import FloatArray
+from adasim.records import Records
+from adasim.types import FloatArray, IntArray
 
 PUBLISHED_SAMPLES = 128  # finished requests of a training round, the unit of a curve's ``rounds``
 LEAST_VERSIONS, LEAST_ROUNDS = 3, 60  # of a domain, rounds under each version
@@ -38,6 +40,33 @@ def fit_learning(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart[d
     return part
 
 
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What one run tells about one domain.
+
+    Attributes:
+        trained: rounds, share and parent of each version; see :func:`training`.
+        versions: with enough rounds, ascending from 0.
+        tokens, counts: given and rounds, by text and version, [texts, versions].
+    """
+
+    trained: list[tuple[float, float, int]]
+    versions: list[int]
+    tokens: FloatArray
+    counts: FloatArray
+
+    def factors(self, w: FloatArray) -> FloatArray:
+        """tau over that as loaded where texts count so often, [versions]; NaN: a sample without rounds of a version."""
+        count = w @ self.counts
+        tau = np.divide(w @ self.tokens, count, out=np.full(len(count), np.nan), where=count > 0)
+        return np.asarray(tau / tau[0], dtype=np.float64)
+
+    @property
+    def weight(self) -> FloatArray:
+        """Of each factor in a fit, [versions]."""
+        return np.sqrt(self.counts.sum(axis=0))
+
+
 def _fit_domain(
     part: FittedPart[dict[str, LearningCurve]],
     domain: str,
@@ -47,75 +76,108 @@ def _fit_domain(
 ) -> None:
     per = rounds.groupby(["trial", "draft_version"]).size()
     enough = per[per >= LEAST_ROUNDS].index
-    seen = enough.to_frame(index=False).groupby("trial")["draft_version"].agg(["size", "min"])
-    runs = [int(t) for t in seen.index[(seen["size"] >= LEAST_VERSIONS) & (seen["min"] == 0)].to_list()]
-    if not runs:
+    known = {int(t): [int(v) for v in mine["draft_version"]] for t, mine in enough.to_frame(index=False).groupby("trial")}
+    known = {t: versions for t, versions in known.items() if len(versions) >= LEAST_VERSIONS and versions[0] == 0}
+    if not known:
         part.notes.append(
             f"learning of {domain}: fewer than {LEAST_VERSIONS} versions with {LEAST_ROUNDS} rounds; not fitted"
         )
         return
-    trial = trials[runs[0]]
-    mine = rounds[rounds["trial"].isin(runs)]
-    versions = sorted(v for t, v in enough if t == runs[0])
-    trained = training(trial, domain, versions[-1])
+    mine = rounds[rounds["trial"].isin(known)]
     life, names = pd.factorize(mine["text"])
-    at = mine["draft_version"].to_numpy()
-    tokens, counts = np.zeros((2, len(names), versions[-1] + 1))
-    np.add.at(tokens, (life, at), 1 + mine["accepted"].to_numpy())
-    np.add.at(counts, (life, at), 1)
-
-    def factors(w: FloatArray) -> FloatArray:
-        tau = (w @ tokens)[versions] / np.maximum((w @ counts)[versions], 1e-9)
-        return tau / max(tau[0], 1e-9)
-
-    forgets = bool((trained["share"].to_numpy()[1:] < FEW).any())
-    weight = np.sqrt(counts.sum(axis=0)[versions])
+    runs = [_run(mine, life, len(names), t, trials[t], domain, versions) for t, versions in known.items()]
+    forgets = any(share < FEW for r in runs for _, share, _ in r.trained[1:])
     whole = np.ones(len(names))
-    fitted = _solve(factors(whole), weight, trained, versions, forgets=forgets)
+    fitted = _solve(runs, whole, forgets=forgets)
     drawn = weights(len(names), seed, DRAWS)
-    draws = np.array([_solve(factors(w), weight, trained, versions, forgets=forgets) for w in drawn])
-    how = f"tau of {len(versions)} versions over {len(names)} requests, bootstrap over them"
+    draws = np.array([_solve(runs, w, forgets=forgets) for w in drawn])
+    seen = sum(len(r.versions) for r in runs)
+    how = f"tau of {seen} versions over {len(names)} requests, bootstrap over them"
     for i, name in enumerate(list(LIMITS)[: 3 if forgets else 2]):
         part.intervals[f"learning.{domain}.{name}"] = interval(fitted[i], draws[:, i], len(names), how, LIMITS[name])
     curve = _curve(fitted, forgets=forgets)
     part.model[domain] = curve
     if not forgets:
         part.notes.append(f"learning of {domain}: it was never a small part of the training, so forgetting is not known")
-    values = np.array([factors(w) for w in drawn])
-    limits = [interval(v, values[:, i], len(names), how) for i, v in enumerate(factors(whole).tolist())]
-    part.points[f"learning of {domain}"] = pd.DataFrame(
+    tables = [_points(r, curve, whole, drawn, how) for r in runs]
+    part.points[f"learning of {domain}"] = pd.concat(tables, ignore_index=True).sort_values("rounds", kind="stable")
+    part.counts[f"versions in {domain}"] = seen
+
+
+def _run(
+    rounds: pd.DataFrame, life: IntArray, texts: int, index: int, trial: RecordedTrial, domain: str, versions: list[int]
+) -> _Run:
+    kept = ((rounds["trial"] == index) & rounds["draft_version"].isin(versions)).to_numpy()
+    at = np.searchsorted(versions, rounds["draft_version"].to_numpy()[kept])
+    tokens, counts = np.zeros((2, texts, len(versions)))
+    np.add.at(tokens, (life[kept], at), 1 + rounds["accepted"].to_numpy()[kept])
+    np.add.at(counts, (life[kept], at), 1)
+    made = training(trial, domain, versions[-1])
+    trained = [(float(r), float(s), int(p)) for r, s, p in made[["rounds", "share", "parent"]].itertuples(index=False)]
+    return _Run(trained, versions, tokens, counts)
+
+
+def _points(run: _Run, curve: LearningCurve, whole: FloatArray, drawn: FloatArray, how: str) -> pd.DataFrame:
+    """Measured and fitted factors of one run, for pictures."""
+    values = np.array([run.factors(w) for w in drawn])
+    limits = [interval(v, values[:, i], len(whole), how) for i, v in enumerate(run.factors(whole).tolist())]
+    return pd.DataFrame(
         {
-            "rounds": trained["rounds"].cumsum().to_numpy()[versions],
+            "rounds": _spent(run.trained)[run.versions],
             "factor": [x.value for x in limits],
             "low": [x.low for x in limits],
             "high": [x.high for x in limits],
-            "fitted": _follow(curve, trained)[versions],
+            "fitted": _follow(curve, run.trained)[run.versions],
         }
     )
-    part.counts[f"versions in {domain}"] = len(versions)
 
 
 def training(trial: RecordedTrial, domain: str, last: int) -> pd.DataFrame:
-    """What made each version, by version 0..last: rounds (of 128 requests), share (of the domain)."""
+    """What made each version, by version 0..last: rounds (of 128 requests), share (of the domain), parent (version).
+
+    Training goes on from the version before, after a rollback from the one that serving went back to.
+    """
     records = trial.records
     loads = records.events[records.events["kind"] == "reload"].groupby("draft_version")["time_s"].min()
     done = records.requests[records.requests["finish_s"].notna()]
-    known = records.versions
-    rows, since = [(0.0, 1.0)], -np.inf
+    known, backs = records.versions, _went_back(records)
+    rows, since = [(0.0, 1.0, 0)], -np.inf
     for version in range(1, last + 1):
         until = float(loads.get(version, np.inf))
         mine = done[(done["finish_s"] > since) & (done["finish_s"] <= until)]
         share = float((mine["domain"] == domain).mean()) if len(mine) else 1.0
-        samples = float(len(mine))
+        samples, parent = float(len(mine)), version - 1
+        for time_s, bad, good in backs:
+            parent = good if time_s < until and good < parent <= bad else parent
         if known is not None:
             told = known[(known["version"] == version) & (known["domain"] == domain)]
             if len(told):
                 share, samples = float(told["share"].iloc[0]), float(told["samples"].iloc[0])
+                parent = int(told["parent"].iloc[0])
         elif (opd := trial.backend.get("opd")) is not None:
             samples = float(opd.get("buffer", PUBLISHED_SAMPLES))
-        rows.append((samples / PUBLISHED_SAMPLES, share))
+        rows.append((samples / PUBLISHED_SAMPLES, share, parent))
         since = until if np.isfinite(until) else since
-    return pd.DataFrame(rows, columns=["rounds", "share"])
+    return pd.DataFrame(rows, columns=["rounds", "share", "parent"])
+
+
+def _went_back(records: Records) -> list[tuple[float, int, int]]:
+    """Rollbacks: when, from which version, to which. An engine's events name the latter, and serving used the former."""
+    events, steps, out = records.events, records.steps, list[tuple[float, int, int]]()
+    for time_s in events[events["kind"] == "rollback"]["time_s"].astype(float):
+        bad = steps[steps["start_s"] < time_s]["draft_version"]
+        good = steps[(steps["start_s"] >= time_s) & (steps["draft_version"] != (bad.iloc[-1] if len(bad) else 0))]
+        if len(bad) and len(good) and int(good["draft_version"].iloc[0]) < int(bad.iloc[-1]):
+            out.append((time_s, int(bad.iloc[-1]), int(good["draft_version"].iloc[0])))
+    return out
+
+
+def _spent(trained: Sequence[tuple[float, float, int]]) -> FloatArray:
+    """Training rounds behind every version, those of its forebears counted."""
+    spent = [0.0]
+    for rounds, _, parent in trained[1:]:
+        spent.append(spent[parent] + rounds)
+    return np.array(spent)
 
 
 def _curve(found: FloatArray, *, forgets: bool) -> LearningCurve:
@@ -123,27 +185,28 @@ def _curve(found: FloatArray, *, forgets: bool) -> LearningCurve:
     return LearningCurve(gain=gain, rounds=rounds, forgetting_rounds=forgetting if forgets else None)
 
 
-def _follow(curve: LearningCurve, trained: pd.DataFrame) -> FloatArray:
+def _follow(curve: LearningCurve, trained: Sequence[tuple[float, float, int]]) -> FloatArray:
     """Factor of tau of every version."""
-    factor, out = 1.0, [1.0]
-    for rounds, share in trained.to_numpy()[1:].tolist():
-        factor = curve.after(factor, rounds, share, 1.0)
-        out.append(factor)
+    out = [1.0]
+    for rounds, share, parent in trained[1:]:
+        out.append(curve.after(out[parent], rounds, share, 1.0))
     return np.array(out)
 
 
-def _solve(
-    measured: FloatArray, weight: FloatArray, trained: pd.DataFrame, versions: list[int], *, forgets: bool
-) -> FloatArray:
-    """Gain, rounds, forgetting rounds by least squares."""
+def _solve(runs: Sequence[_Run], w: FloatArray, *, forgets: bool) -> FloatArray:
+    """Gain, rounds, forgetting rounds by least squares over all runs; NaN: the sample lacks a version."""
     low, high = np.array([LIMITS[n] for n in LIMITS]).T
+    measured = [r.factors(w) for r in runs]
+    if not all(np.isfinite(m).all() for m in measured):
+        return np.full(3, np.nan)
 
     def miss(x: FloatArray) -> FloatArray:
-        found = np.array([x[0], np.exp(x[1]), np.exp(x[2])])
-        fitted = _follow(_curve(found, forgets=forgets), trained)[versions]
-        return np.asarray((fitted - measured) * weight, dtype=np.float64)
+        curve = _curve(np.array([x[0], np.exp(x[1]), np.exp(x[2])]), forgets=forgets)
+        off = [(_follow(curve, r.trained)[r.versions] - m) * r.weight for r, m in zip(runs, measured, strict=True)]
+        return np.concatenate(off)
 
-    start = np.array([max(float(measured.max()) - 1, 0.02), np.log(10.0), np.log(100.0)])
+    highest = max(float(m.max()) for m in measured)
+    start = np.array([max(highest - 1, 0.02), np.log(10.0), np.log(100.0)])
     bounds = np.array([low[0], np.log(low[1]), np.log(low[2])]), np.array([high[0], np.log(high[1]), np.log(high[2])])
     best = least_squares(miss, np.clip(start, *bounds), bounds=bounds).x
     return np.array([best[0], np.exp(best[1]), np.exp(best[2])])

@@ -28,6 +28,7 @@ def fit_overhead(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | 
         "per_request_ms": table["batch"].to_numpy(dtype=float),
         "speculative_ms": drafts,
         "head_ms": drafts * table["reads_head"].to_numpy(),
+        "head_per_request_ms": drafts * table["reads_head"].to_numpy() * table["batch"].to_numpy(),
         "per_verified_ms": drafts * table["tokens"].to_numpy(),
         "per_draft_position_ms": table["positions"].to_numpy(),
         "idle_drafter_ms": (1 - drafts) * table["drafter_loaded"].to_numpy(),

@@ -30,6 +30,8 @@ class FittedPart(Generic[Model]):
         notes: what a report must say: what could not be told, what was left out.
         error: relative error to expect of it (cost: of its times; acceptance: of tau); NaN = unknown.
         points: measured against fitted, for pictures.
+        extra: constants that belong into other parts.
+        held_out: relative error on what was left out of the fit, where that was tried; NaN = it was not.
     """
 
     model: Model
@@ -40,7 +42,8 @@ class FittedPart(Generic[Model]):
     notes: list[str] = field(default_factory=list)
     error: float = float("nan")
     points: dict[str, pd.DataFrame] = field(default_factory=dict)
-    extra: dict[str, float] = field(default_factory=dict)  # what belongs into other parts
+    extra: dict[str, float] = field(default_factory=dict)
+    held_out: float = float("nan")
 
 
 def weights(groups: int, seed: int = 0, draws: int = DRAWS) -> FloatArray:

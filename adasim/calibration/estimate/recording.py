@@ -1,6 +1,6 @@
 """Recorded runs as estimators see them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -50,17 +50,23 @@ class RecordedTrial:
     identity: EngineIdentity | None
     began_s: float | None = None
 
-    @property
-    def reads_head(self) -> bool:
-        """Whether rounds that draft pay for a length or confidence head."""
-        needs: frozenset[str] = getattr(self.policy, "needs", frozenset())
-        return bool(needs & {"survival", "accept_len"})
+    def reads(self, rounds: int) -> list[str]:
+        """What each of the first rounds asked of heads beside drafts, names joined by commas; "" = nothing."""
+        played = getattr(self.policy, "played", None)
+        if played is not None:  # a probe, whose rounds differ
+            return [_heads(shape.reads) for shape in played(rounds)]
+        return [_heads(getattr(self.policy, "needs", ()))] * rounds
 
     @property
     def drafter_loaded(self) -> bool:
         """Whether plain rounds pay for a drafter that has to follow."""
         loaded = bool(getattr(self.policy, "loads_drafter", True))
         return loaded and (self.backend.get("kind") != "torch" or self.backend.get("drafter") is not None)
+
+
+def _heads(names: Iterable[str]) -> str:
+    """Of what a policy needs, that which a length or confidence head has to compute."""
+    return ",".join(sorted(set(names) & {"survival", "accept_len"}))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
 
     Columns: block (what was measured close together in time), trial (index), batch, tokens (verified, the whole batch),
     context (mean), drafting (requests that drafted), positions (drafted, anchors counted), verify_s, draft_s, overhead_s
-    (the pause before the step included: scheduling), reads_head, drafter_loaded.
+    (the pause before the step included: scheduling), reads (what heads were asked for), reads_head, drafter_loaded.
 
     Raises:
         InputError: there are none.
@@ -34,7 +34,10 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
         steps = trial.records.steps
         gap_s = pauses(trial)
         drafting = _drafting(trial)
-        rounds = (steps["decoding"] > 0) & (steps["prefill_tokens"] == 0)
+        decoding = steps["decoding"] > 0
+        reads = pd.Series("", index=steps.index).mask(decoding)  # by round: steps that decode
+        reads[decoding] = trial.reads(int(decoding.sum()))
+        rounds = decoding & (steps["prefill_tokens"] == 0)
         rounds &= rounds.cumsum() > SKIPPED
         part = pd.DataFrame(
             {
@@ -46,11 +49,11 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
                 "verify_s": steps["verify_s"],
                 "draft_s": steps["draft_s"],
                 "overhead_s": steps["overhead_s"] + gap_s,
+                "reads": reads,
+                "reads_head": reads != "",
             }
         )[rounds]
-        parts.append(
-            part.assign(block=names[i], trial=i, reads_head=trial.reads_head, drafter_loaded=trial.drafter_loaded)
-        )
+        parts.append(part.assign(block=names[i], trial=i, drafter_loaded=trial.drafter_loaded))
     table = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
     if table.empty:
         raise InputError("cost: no round without prefill was recorded")
@@ -58,7 +61,9 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
 
 
 def prefills_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
-    """Steps that prefill and do nothing else: block, tokens, prefill_s (the pause before the step included)."""
+    """Steps that prefill and do nothing else: block, tokens, prefill_s (the pause before the step included),
+    drafter_loaded (it takes the prompt's hidden states in).
+    """
     parts, names = [], blocks(trials)
     for trial, name in zip(trials, names, strict=True):
         forced = trial.backend.get("forced") or {}
@@ -68,8 +73,9 @@ def prefills_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
         alone = (steps["prefill_tokens"] > 0) & (steps["decoding"] == 0)
         seconds = steps["prefill_s"] + pauses(trial)
         part = pd.DataFrame({"tokens": steps["prefill_tokens"], "prefill_s": seconds})[alone & (steps["step"] > 0)]
-        parts.append(part.assign(block=name))
-    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=["tokens", "prefill_s", "block"])
+        parts.append(part.assign(block=name, drafter_loaded=trial.drafter_loaded))
+    columns = ["tokens", "prefill_s", "block", "drafter_loaded"]
+    return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
 
 
 def blocks(trials: Sequence[RecordedTrial]) -> list[str]:
@@ -180,9 +186,9 @@ def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
     rounds, prefills = rounds_table(trials), prefills_table(trials)
     parts = {
         "verify_s": cells(rounds, "verify_s", ("drafter_loaded",)),
-        "draft_s": cells(rounds, "draft_s"),
+        "draft_s": cells(rounds, "draft_s", ("reads",)),
         "overhead_s": cells(rounds, "overhead_s", ("reads_head", "drafter_loaded")),
-        "prefill_s": cells(prefills, "prefill_s"),
+        "prefill_s": cells(prefills, "prefill_s", ("drafter_loaded",)),
     }
     kept = [
         pd.DataFrame(

@@ -92,7 +92,7 @@ def _choose(table: pd.DataFrame, seed: int) -> tuple[FittedPart[CostModel], Form
         absent
     )
     points = table[["block", "batch", "tokens", "context", "drafter_loaded", "ms", "count"]].assign(fitted_ms=fitted)
-    return FittedPart(model, notes=notes, error=error, points={"verify": points}), form
+    return FittedPart(model, notes=notes, error=error, held_out=error, points={"verify": points}), form
 
 
 def _bootstrap(part: FittedPart[CostModel], form: Form, table: pd.DataFrame, seed: int, speed: Speed) -> None:
