@@ -55,7 +55,7 @@ def starts() -> dict[str, str]:
 def run(script: str, *arguments: str) -> Any:
     """The JSON that a script beside this file prints last."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=360)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
