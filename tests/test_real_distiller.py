@@ -133,9 +133,8 @@ def test_versions_come_from_the_trainer_and_accept_more(target: Target, tmp_path
 def test_a_broken_trainer_leaves_serving_untouched_and_is_reported(
     target: Target, trained: Checkpoint, tmp_path: Path, how: str, kind: str, says: str
 ) -> None:
-    records, distiller = distil(
-        target, trained, tmp_path, Opd(buffer=24, hang_s=0.6 if how == "hang" else 60), rounds=4, how=how
-    )
+    opd = Opd(buffer=24, rollback=Rollback(requests=8), hang_s=0.6 if how == "hang" else 60)
+    records, distiller = distil(target, trained, tmp_path, opd, rounds=4, how=how)
     (event,) = records.events.to_dict("records")
     assert event["kind"] == kind
     assert says in event["detail"]
