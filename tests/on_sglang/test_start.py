@@ -11,7 +11,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from adasim.errors import InputError
-from adasim.real.sglang_plugin import contract, plugin
+from adasim.real.sglang_plugin import contract, cpu, plugin
 from tests.on_sglang.conftest import TOKENS
 from tests.on_sglang.serving import ARGUMENTS, DRAFTER, Served, copy_of
 
@@ -76,6 +76,7 @@ def test_a_changed_signature_is_refused_and_named() -> None:
 
 
 def test_an_sglang_too_different_to_register_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cpu.SWITCH)  # its hooks are registered already
     monkeypatch.delitem(sys.modules, "adasim.real.sglang_plugin.algorithm", raising=False)
     monkeypatch.setitem(sys.modules, "sglang.srt.speculative.spec_registry", None)
     with pytest.raises(InputError, match=r"ADAFLASH fits SGLang 0.5.23; SGLang \S+ is installed") as caught:

@@ -109,7 +109,7 @@ def test_draws_are_shaped_as_their_request_asks_and_stop_at_the_cut() -> None:
 
     logits = torch.randn(3 * 4, 50, generator=torch.Generator().manual_seed(0))
     info = SimpleNamespace(
-        is_all_greedy=False, temperatures=torch.tensor([[1.0], [0.01], [2.0]]), top_ks=torch.tensor([1, 50, 2]),
+        is_all_greedy=False, temperatures=torch.tensor([[1.0], [1e-4], [2.0]]), top_ks=torch.tensor([1, 50, 2]),
         top_ps=torch.ones(3), min_ps=torch.zeros(3), need_min_p_sampling=False, sampling_seed=None,
     )  # fmt: skip
     lengths = np.array([4, 2, 1])
