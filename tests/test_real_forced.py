@@ -145,7 +145,8 @@ def test_what_is_kept_goes_before_another_is_loaded(tmp_path: Path, monkeypatch:
         keep_ready(folder, target)
         return weakref.ref(target)
 
-    old, alive = keep(), []
+    alive: list[Any] = []
+    old = keep()
 
     def load(*arguments: Any) -> Any:
         gc.collect()

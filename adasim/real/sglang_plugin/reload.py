@@ -91,7 +91,7 @@ def fitting(folder: Path, served: Path) -> Checkpoint:
 
 def _head_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
     """The tensors of a checkpoint's length head."""
-    sizes = {}
+    sizes: dict[str, tuple[int, ...]] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             names = [k for k in file.keys() if k.startswith(HEAD_PREFIX)]  # noqa: SIM118
