@@ -1,12 +1,15 @@
 """Parts of the worker that need SGLang's classes and no engine."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from adasim.errors import InputError
 from adasim.types import IntArray
+from tests.on_sglang.serving import DRAFTER
 
 
 class Group:
@@ -131,3 +134,25 @@ def test_whole_blocks_need_no_layout_unless_graphs_go_by_tokens() -> None:
     assert packed.layout is None
     assert packed.tokens.tolist() == list(range(10, 18))
     assert packed.slots.tolist() == list(range(50, 58))
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "narrower"])
+def test_a_first_head_of_no_known_form_is_refused_before_anything_is_written(change: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from adasim.real.sglang_plugin.draft_model import AdaFlashDraftModel
+
+    config = json.loads((DRAFTER / "config.json").read_text())
+    weights = load_file(DRAFTER / "model.safetensors")
+    if change == "missing":
+        del weights["length_head.narrow.weight"]
+    if change == "extra":
+        weights["length_head.other.weight"] = torch.zeros(3)
+    if change == "narrower":
+        weights["length_head.narrow.weight"] = weights["length_head.narrow.weight"][:, :-2]
+    model: Any = SimpleNamespace(
+        length_head=None, config=SimpleNamespace(to_dict=lambda: config, hidden_size=config["hidden_size"])
+    )
+    with pytest.raises(InputError, match="no length head of this drafter has these tensors"):
+        AdaFlashDraftModel.load_weights(model, weights.items())
