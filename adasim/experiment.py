@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from math import nan
 from pathlib import Path
@@ -270,7 +271,7 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "files": plan.files,
         "engine": _identity(plan.scenario),
         "versions": {"adasim": __version__, "python": platform.python_version()}
-        | {name: version(name) for name in LIBRARIES},
+        | _library_versions(),
         "git": _git_sha(),
         "host": {
             "machine": platform.machine(),
@@ -289,8 +290,14 @@ def _identity(scenario: Scenario) -> dict[str, Any] | None:
     return None if identity is None else identity.model_dump()
 
 
+@cache
+def _library_versions() -> dict[str, str]:
+    return {name: version(name) for name in LIBRARIES}
+
+
+@cache
 def _git_sha() -> str | None:
-    """Commit of the checkout that adasim runs from, "+" when it was changed; None when installed."""
+    """Commit of the checkout that adasim runs from, "+" when it was changed; None when installed. As it was at first."""
     here = Path(__file__).parent
     if not (here.parent / ".git").exists():
         return None

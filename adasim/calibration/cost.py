@@ -151,7 +151,10 @@ class CostModel(Component, ABC):
             return self._stretch(step) if self.overhead.time_share else step
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
         overhead_s = self.overhead.seconds(draft_positions, verified, reads_head, drafter_loaded, batch)
-        verify_s = self.staircase_s(batch, verified, context, prefill, eager)
+        if eager or self.captured_tokens is not None:
+            verify_s = self.staircase_s(batch, verified, context, prefill, eager)
+        else:
+            verify_s = self.verify_s(batch, verified, context)
         step = StepSeconds(draft_s, verify_s, overhead_s, prefill_s)
         return self._stretch(step) if self.overhead.time_share else step
 

@@ -1,6 +1,6 @@
 """The simulated backend: a scenario's engine, priced and lucky by its models."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, Self
@@ -255,7 +255,7 @@ class SimBackend(Component):
         Raises:
             InputError: all problems.
         """
-        requests = workload.generate(seed)
+        requests = workload.requests_of(seed)
         smallest, largest = self._batches(workload, len(requests))
         checks: list[tuple[str, Callable[[], None]]] = [
             ("", partial(self._cost().check_batches, smallest, largest)),
@@ -292,7 +292,7 @@ class SimBackend(Component):
 
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Simulate one run. The same arguments give the same records."""
-        requests = workload.generate(seed)
+        requests = workload.requests_of(seed)
         domains = workload.domain_names
         cost, acceptance, max_draft_len = self._with(policy.drafter)
         driver = PolicyDriver(policy, self.caps(policy.drafter))
@@ -354,7 +354,7 @@ class SimBackend(Component):
 
     def _admission(
         self,
-        requests: list[Request],
+        requests: Sequence[Request],
         lives: Lives,
         memory: KvMemory,
         caps: EngineCaps,
@@ -396,7 +396,7 @@ class SimBackend(Component):
         return notes
 
     def _luck(
-        self, model: AcceptanceModel, max_draft_len: int, requests: list[Request], domains: list[str], seed: int
+        self, model: AcceptanceModel, max_draft_len: int, requests: Sequence[Request], domains: list[str], seed: int
     ) -> Luck:
         if self.learning is None:
             return model.luck(requests, domains, seed, max_draft_len)
@@ -414,7 +414,7 @@ class _Source:
     """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
 
     def __init__(
-        self, env: simpy.Environment, workload: Workload, requests: list[Request], admission: Admission | Ranks
+        self, env: simpy.Environment, workload: Workload, requests: Sequence[Request], admission: Admission | Ranks
     ) -> None:
         self.env, self.clients, self.admission = env, workload.clients, admission
         self.requests, self.sent, self.finished = requests, 0, 0
