@@ -270,8 +270,7 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "notes": [*plan.notes, *notes],
         "files": plan.files,
         "engine": _identity(plan.scenario),
-        "versions": {"adasim": __version__, "python": platform.python_version()}
-        | _library_versions(),
+        "versions": {"adasim": __version__, "python": platform.python_version()} | _library_versions(),
         "git": _git_sha(),
         "host": {
             "machine": platform.machine(),

@@ -77,7 +77,9 @@ def test_only_policies_that_ask_for_a_cost_depend_on_the_profile(tmp_path: Path)
         keys.append({t.policy: t.key for t in found.trials})
     changed = {name for name in keys[0] if keys[0][name] != keys[1][name]}
     assert changed == {"smartspec"}
-    other = profiles(tmp_path, cost=COST | {"draft": {"kind": "linear", "base_ms": 2.0}}, acceptance=acceptance(head={"noise": 1.0}))
+    other = profiles(
+        tmp_path, cost=COST | {"draft": {"kind": "linear", "base_ms": 2.0}}, acceptance=acceptance(head={"noise": 1.0})
+    )
     assert {t.policy: t.key for t in plan_of(scenario, [], other)[0].trials} == keys[1]  # only its cost is believed
 
 

@@ -176,9 +176,12 @@ class CostModel(Component, ABC):
         sizes = self.captured_tokens
         if eager or (sizes is not None and tokens + prefill > sizes[-1]):
             return self.verify_s(batch, tokens, context) + self.eager_penalty_ms / 1e3
-        if sizes is None:
-            return self.verify_s(batch, tokens, context)
-        return self.verify_s(batch, sizes[bisect_left(sizes, tokens + prefill)] - prefill, context)
+        return self.verify_s(batch, self.captured(tokens + prefill) - prefill, context)
+
+    def captured(self, tokens: int) -> int:
+        """Tokens that a pass pays for: those of the next graph up, where there is one."""
+        sizes = self.captured_tokens
+        return tokens if sizes is None or tokens > sizes[-1] else sizes[bisect_left(sizes, tokens)]
 
     def check_batches(self, smallest: int, largest: int | None) -> None:
         """Refuse a run whose batches will leave the measured range; ``largest`` None: unknown.

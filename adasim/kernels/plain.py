@@ -85,7 +85,7 @@ def rounds(
     draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
     block_tokens: int, free: int, blocks: IntArray, out: IntArray,
 ) -> tuple[int, bool]:  # fmt: skip
-    return 0, False  # the reference is the engine, which plays every round by itself
+    return 0, False  # none: the reference is the engine, which then plays them one by one
 
 
 def prefill(lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray) -> tuple[int, int, float]:

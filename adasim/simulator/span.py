@@ -3,6 +3,9 @@
 Between two events a batch only decodes: nobody comes, nobody goes, and a policy whose answers can be said in numbers
 (``Policy.rule``) needs not be asked. Such rounds are played by one compiled loop, priced one by one, and passed by one
 timeout. Everything else is left to the engine, round by round: what it records is the same to the bit.
+
+Requests are counted on before the time has passed, so no run may end inside a span. None does: what ends a run is an
+event of that very instant, in which no span begins.
 """
 
 from collections.abc import Generator
