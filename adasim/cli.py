@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from adasim.plan import Plan
     from adasim.tables import Tables
 
-COLLECT = 200_000, 20, 100  # start-up makes a million objects that stay: looking through them is a fifth of it
+COLLECT = 500_000, 20, 100  # start-up makes 200,000 objects that stay: looking through them once is a tenth of it
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -15,7 +15,7 @@ from functools import cache
 from importlib.metadata import version
 from math import nan
 from pathlib import Path
-from subprocess import DEVNULL, run
+from subprocess import run
 from typing import Any
 
 import pandas as pd
@@ -274,7 +274,7 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "git": _git_sha(),
         "host": {
             "machine": platform.machine(),
-            "system": platform.platform(),
+            "system": f"{platform.system()} {platform.release()}",
             "cpus": os.cpu_count(),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         },
@@ -300,7 +300,5 @@ def _git_sha() -> str | None:
     here = Path(__file__).parent
     if not (here.parent / ".git").exists():
         return None
-    ask = ["git", "-C", str(here)]
-    sha = run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    dirty = run([*ask, "diff", "--quiet", "HEAD"], check=False, stdout=DEVNULL, stderr=DEVNULL).returncode
-    return f"{sha}{'+' if dirty else ''}" if sha else None
+    ask = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    return run(ask, capture_output=True, text=True, check=False).stdout.strip() or None
