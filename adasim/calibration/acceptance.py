@@ -1,7 +1,7 @@
 """Acceptance models: where the luck of a text comes from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import repeat
 from pathlib import Path
@@ -149,7 +149,9 @@ class Text:
         if not self._correlated and not any(self._powers):
             return g
         own = _parts(g, lengths)
-        common = _parts(_normals(self._common, requests, lengths + 2), lengths + 2) if self._correlated else repeat(None)
+        common: Iterable[FloatArray | None] = repeat(None)
+        if self._correlated:
+            common = _parts(_normals(self._common, requests, lengths + 2), lengths + 2)
         for request, draws, shared in zip(requests, own, common, strict=False):
             mine, power = hardness(draws, shared, *self._shape), self._powers[request.domain]
             draws[:] = mine if power is None else power.apply(mine, request)
