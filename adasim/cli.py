@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from adasim.plan import Plan
     from adasim.tables import Tables
 
+COLLECT = 500_000, 20, 100  # start-up makes 200,000 objects that stay: looking through them once is a tenth of it
+
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
@@ -303,9 +305,7 @@ def main(arguments: list[str] | None = None) -> Any:
     """Entry point. Exit codes: 0 done, 2 bad input, 1 failure, 3 not valid (validate), 130 interrupted."""
     from adasim.errors import InputError
 
-    gc.set_threshold(
-        200_000, 20, 100
-    )  # start-up makes a million objects that stay: looking through them is a fifth of it
+    gc.set_threshold(*COLLECT)
     try:
         return app(arguments)
     except InputError as error:
