@@ -42,9 +42,9 @@ class Row(NamedTuple):
         return self.steps if self.steps is not None and self.k else self.k
 
     @property
-    def told_tau(self) -> float:
-        """tau that needs no model of acceptance: of plain decoding, and of trees where measured; else NaN."""
-        return 1.0 if not self.k else self.tau if self.tree and self.tau is not None else np.nan
+    def told_tau(self) -> float | None:
+        """tau that needs no model of acceptance: of plain decoding, and of trees where measured."""
+        return 1.0 if not self.k else self.tau if self.tree else None
 
 
 def read_throughput(path: Path, bonus: Bonus | None = None) -> list[Row]:

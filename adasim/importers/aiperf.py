@@ -41,7 +41,7 @@ class _Run:
 
 def read(source: Source, sink: Sink) -> None:
     """Fill requests, one run, and survival where requests tell their acceptance."""
-    run = _Run()
+    run, line = _Run(), 0
     for line, record in source.objects():
         with source.guard(line):
             about = mapping(record, "metadata")
@@ -56,7 +56,8 @@ def read(source: Source, sink: Sink) -> None:
         return
     if not run.pooled["warm-up"]:
         warm_up(source, run.first_ttft, None)
-    sink.add(run_of(source, run_row(source, run)))
+    with source.guard(line):
+        sink.add(run_of(source, run_row(source, run)))
     for position in range(1, max(run.accepted_lens, default=0) + 1):
         reached = sum(n for drafts, n in run.accepted_lens.items() if drafts >= position)
         rounds = run.accepted_lens.total()
@@ -124,8 +125,9 @@ def request_row(source: Source, record: Mapping[str, Any], run: _Run) -> Request
     run.latency["itl"].extend(np.array(gaps))
     if row.ttft_s is not None and len(run.first_ttft) < 10_000:
         run.first_ttft.append(row.ttft_s)
-    sums = {"prompt": prompt, "output": output, "rounds": rounds, "drafted": drafted, "accepted": accepted}
-    run.pooled.update({n: v or 0 for n, v in sums.items()})
+    run.pooled.update({"prompt": prompt or 0, "output": output or 0})
+    if rounds is not None and drafted is not None and accepted is not None:
+        run.pooled.update({"rounds": rounds, "drafted": drafted, "accepted": accepted})
     run.accepted_lens.update(histogram)
     return row
 

@@ -64,7 +64,7 @@ class RequestRow(NamedTuple):
     file: str
     run: int
     request: int
-    status: str  # finished or failed
+    status: str  # finished, failed, or unfinished: in flight when the run ended
     prompt_len: int | None = None
     output_len: int | None = None
     arrival_s: float | None = None  # on the file's own clock
