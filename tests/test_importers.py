@@ -26,7 +26,7 @@ from adasim.importers.json_stream import JsonStream
 from adasim.importers.quantiles import EXACT, Quantiles
 from adasim.importers.registry import IMPORTERS, KINDS, Imported, import_files, recognise
 from adasim.importers.sink import Sink
-from adasim.importers.tables import CostRow
+from adasim.importers.tables import CostRow, RunRow
 from tests import import_samples as samples
 
 NAMES = sorted(samples.texts())
@@ -490,6 +490,25 @@ def test_counters_and_wall_times(tmp_path: Path) -> None:
     assert (plain.k, plain.duration_s, plain.tau, plain.output_tokens) == (0, 215.84, None, None)
     assert [spec.k, spec.output_tok_s] == pytest.approx([6, 106678 / 133.24])
     assert spec.tau == pytest.approx(2.473, abs=1e-3)
+
+
+def test_columns_that_may_mean_two_things_are_said(tmp_path: Path) -> None:
+    sink, found = table(tmp_path, "num_requests,k,tok_s_gpu\n8,0,100\n8,3,150\n")
+    assert [(r.concurrency, r.output_tok_s) for r in sink.runs] == [(8, 100), (8, 150)]
+    assert "num_requests is taken for the concurrency" in notes(found)
+    assert "tok_s_gpu is of one gpu, not of the whole engine" in notes(found)
+    sink, found = table(tmp_path, "num_requests,concurrency,k,tok_s\n100,8,3,150\n")
+    assert (sink.runs[0].concurrency, sink.runs[0].requests) == (8, 100)
+    assert not notes(found)
+
+
+def test_imported_runs_are_read_again(tmp_path: Path) -> None:
+    sink, _ = sample(tmp_path, "runs")
+    assert sink.runs == [
+        RunRow("a.json", 0, "x", engine="vllm", k=3, concurrency=8.0, output_tok_s=700.5, tau=2.4),
+    ]
+    with pytest.raises(InputError, match=":2: unknown columns colour: another version's"):
+        table(tmp_path, "file,run,label,output_tok_s,colour\na,0,,5,red\n")
 
 
 def test_column_names() -> None:

@@ -61,7 +61,7 @@ def recognises(head: Head) -> bool:
 def read(source: Source, sink: Sink) -> None:
     """Fill steps, and one run of all lines, weighted by running requests: each line covers as many iterations."""
     clock, arguments = LogClock(), dict[str, str]()
-    running = rounds = tokens = 0.0
+    running = rounds = tokens = generated = seconds = 0.0  # per decode iteration and line
     lines, width = 0, _Width()
     for line_number, line in source.lines():
         if "speculative_" in line and "=" in line:
@@ -75,6 +75,9 @@ def read(source: Source, sink: Sink) -> None:
             sink.add(row)
             lines += 1
             running += row.running or 0
+            if row.gen_tok_s and row.running:
+                generated += row.running * (row.tau or 1.0)
+                seconds += row.running * (row.tau or 1.0) / row.gen_tok_s
             if row.tau is not None and row.running:
                 rounds += row.running
                 tokens += row.tau * row.running
@@ -97,6 +100,7 @@ def read(source: Source, sink: Sink) -> None:
             k=k,
             depth=depth,
             concurrency_mean=running / lines,
+            output_tok_s=generated / seconds if seconds else None,
             tau=tokens / rounds if rounds else None,
         )
     )

@@ -56,6 +56,7 @@ class RunRow(NamedTuple):
     e2e_mean_ms: float | None = None
     e2e_p50_ms: float | None = None
     e2e_p99_ms: float | None = None
+    context: float | None = None  # mean tokens of a request in the KV cache, where a table says so
 
 
 class RequestRow(NamedTuple):

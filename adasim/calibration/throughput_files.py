@@ -1,0 +1,149 @@
+"""Rows to fit, from whatever tells throughput: benchmarks at several loads, logs, scrapes, tables, imported folders."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from adasim.calibration.throughput_table import Row
+from adasim.errors import InputError
+from adasim.importers.fields import Malformed
+from adasim.importers.registry import import_files
+from adasim.importers.sink import Sink
+from adasim.importers.tables import TABLES, RunRow
+
+REACHED = 0.8  # of the clients' limit in flight: it was the batch
+CUT = 0.95  # of the drafts configured were verified: lengths did not vary
+ALIKE = 1.25  # contexts within this factor are one
+RUNS = f"{TABLES[RunRow]}.csv"
+
+
+class Throughputs(NamedTuple):
+    """Rows of one set-up, and what must be known of them."""
+
+    rows: list[Row]
+    notes: list[str]
+    model: str | None
+    engine: str | None
+
+
+def read_throughput(paths: Sequence[Path], only: str | None = None) -> Throughputs:
+    """The rows that files and folders hold; what cannot be fitted is left out and noted.
+
+    Args:
+        paths: files that ``adasim import`` reads, and folders that it wrote.
+        only: keep speculative runs whose file, label, model or data set holds this, and plain runs of their models.
+
+    Raises:
+        InputError: files that cannot be read, rows of several models, or nothing to fit.
+    """
+    folders = [p for p in paths if p.is_dir()]
+    if bare := [f"{p}: no folder of adasim import: it holds no {RUNS}" for p in folders if not (p / RUNS).is_file()]:
+        raise InputError(*bare)
+    sink = Sink()
+    found = import_files([p / RUNS if p in folders else p for p in paths], sink)
+    noted: dict[str, list[str]] = {}
+    for imported in found:
+        for note in imported.source.notes:
+            noted.setdefault(note, []).append(imported.source.path.name)
+    runs = sink.runs if only is None else _chosen(sink.runs, only)
+    kept: list[tuple[RunRow, Row]] = []
+    left: dict[str, int] = {}
+    for run in runs:
+        try:
+            kept.append((run, row_of(run)))
+        except Malformed as error:
+            left[str(error)] = left.get(str(error), 0) + 1
+    says = [f"{n} of {len(runs)} runs are left out: {why}" for why, n in left.items()]
+    if not kept:
+        raise InputError("throughput: nothing to fit", *says)
+    models = sorted({run.model for run, _ in kept if run.model})
+    if len(models) > 1:
+        raise InputError(f"throughput: rows of several models: {', '.join(models)}; choose with --only")
+    rows, merged = _one_context([row for _, row in kept])
+    engines = sorted({" ".join(filter(None, (run.engine, run.version))) for run, _ in kept if run.engine})
+    notes = [f"{note} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})" for note, names in noted.items()]
+    return Throughputs(
+        rows, [*says, *merged, *_mixed(kept), *notes], models[0] if models else None, ", ".join(engines) or None
+    )
+
+
+def row_of(run: RunRow) -> Row:
+    """A run as a batch that decodes steadily.
+
+    Raises:
+        Malformed: it does not tell enough, or its lengths varied.
+    """
+    k = run.k
+    if k is None and run.tau is None and run.engine == "vllm":
+        k = 0  # its files show counters wherever it drafts
+    if k is None:
+        raise Malformed("their draft length is not told, or varied")
+    if run.rounds and run.drafted is not None and run.drafted < CUT * run.rounds * k:
+        raise Malformed("fewer drafts were verified than configured, so that their length varied")
+    batch = batch_of(run)
+    tok_s = run.output_tok_s or (1e3 * batch / run.tpot_mean_ms if batch and run.tpot_mean_ms else None)
+    if batch is None:
+        tok_s = None  # the accept length is still good
+    tau = run.tau if k else None
+    tree = k > 0 and (run.topk or 1) > 1
+    if tok_s is None and tau is None:
+        raise Malformed("they hold neither tokens per second at a concurrency nor the accept length of drafts")
+    if tree and (run.depth is None or tau is None):
+        raise Malformed("a tree needs its steps and its accept length: no formula for chains gives it")
+    return Row(
+        batch or 1,
+        k,
+        tok_s,
+        tau,
+        context_of(run),
+        steps=run.depth if tree else None,
+        top_k=run.topk or 1 if tree else 1,
+    )
+
+
+def batch_of(run: RunRow) -> int | None:
+    """Requests in flight: the clients' limit, or the mean where there was none or it was not reached."""
+    mean = run.concurrency_mean
+    if mean is None and run.e2e_mean_ms and run.requests and run.duration_s:
+        mean = run.e2e_mean_ms / 1e3 * run.requests / run.duration_s  # Little's law
+    limit = run.concurrency
+    found = mean if limit is None or (mean is not None and mean < REACHED * limit) else limit
+    return None if found is None else max(1, round(found))
+
+
+def context_of(run: RunRow) -> float | None:
+    """Mean tokens of a request while it decodes."""
+    if run.context is not None or not run.requests or run.prompt_tokens is None or run.output_tokens is None:
+        return run.context
+    return (run.prompt_tokens + run.output_tokens / 2) / run.requests
+
+
+def _chosen(runs: Sequence[RunRow], only: str) -> list[RunRow]:
+    drafting = [r for r in runs if r.k != 0 and only in " ".join(filter(None, (r.file, r.label, r.model, r.dataset)))]
+    models = {r.model for r in drafting}
+    return [r for r in runs if r in drafting or (r.k == 0 and r.model in models)]
+
+
+def _one_context(rows: list[Row]) -> tuple[list[Row], list[str]]:
+    """Rows whose contexts are alike, with their mean."""
+    known = [r.context for r in rows if r.context and r.tok_s is not None]
+    if not known or max(known) > ALIKE * min(known) or max(known) == min(known):
+        return rows, []
+    mean = sum(known) / len(known)
+    says = f"contexts of {min(known):.0f} to {max(known):.0f} tokens are taken for one"
+    return [r._replace(context=mean) for r in rows], [says]
+
+
+def _mixed(kept: Sequence[tuple[RunRow, Row]]) -> list[str]:
+    """What looks as if rows were not of one set-up."""
+    engines = {run.engine for run, _ in kept if run.engine}
+    says = [f"doubtful - rows of several engines are fitted together: {', '.join(sorted(engines))}"] * (len(engines) > 1)
+    labels: dict[tuple[object, ...], set[str]] = {}
+    for run, row in kept:
+        if row.k:
+            what = " ".join(filter(None, (run.label, run.dataset)))
+            labels.setdefault((row.batch, row.k, row.steps, row.context), set()).add(what)
+    if several := next((names for names in labels.values() if len(names) > 1), None):
+        shown = "; ".join(sorted(several)[:3])
+        says.append(f"doubtful - rows with different labels are fitted together: {shown}; --only TEXT chooses among them")
+    return says
