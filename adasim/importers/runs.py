@@ -1,6 +1,7 @@
 """``runs.csv``, as ``adasim import`` wrote it, with what was noted about the files it came from."""
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -12,7 +13,7 @@ from adasim.importers.tables import RunRow
 
 MANIFEST = "manifest.json"
 WHAT = "adasim import"  # marks the folders that the command wrote
-TAKES = {int: whole, float: number, str: text}
+TAKES: dict[type, Callable[[Mapping[str, Any], str], Any]] = {int: whole, float: number, str: text}
 KINDS = {name: next(t for t in (*get_args(hint), hint) if t in TAKES) for name, hint in get_type_hints(RunRow).items()}
 
 

@@ -9,7 +9,7 @@ Source: sgl-project/sglang, scheduler metrics (``Decode batch``), server_args at
 import re
 from collections.abc import Mapping
 
-from adasim.importers.checks import acceptance
+from adasim.importers.acceptance import acceptance
 from adasim.importers.clock import LogClock
 from adasim.importers.fields import number, whole
 from adasim.importers.head import Head

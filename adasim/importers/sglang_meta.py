@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from adasim.importers.checks import acceptance, run_of, times
+from adasim.importers.acceptance import acceptance
+from adasim.importers.checks import run_of, times
 from adasim.importers.fields import Malformed, mapping, number, numbers, whole
 from adasim.importers.head import Head
 from adasim.importers.json_stream import JsonStream

@@ -8,9 +8,10 @@ accept lengths count the bonus token: theirs is 1 or 0.
 from collections.abc import Mapping
 from typing import Any
 
+from adasim.importers.acceptance import acceptance
 from adasim.importers.bonus import bonus_of, tau_of
 from adasim.importers.cells import NAMED, understood
-from adasim.importers.checks import acceptance, run_of
+from adasim.importers.checks import run_of
 from adasim.importers.columns import column_of, variant_of
 from adasim.importers.fields import Malformed, number, whole
 from adasim.importers.head import Head

@@ -6,7 +6,7 @@ Source: vllm-project/vllm, vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/me
 
 import re
 
-from adasim.importers.checks import acceptance
+from adasim.importers.acceptance import acceptance
 from adasim.importers.clock import LogClock
 from adasim.importers.fields import Malformed, number, whole
 from adasim.importers.head import Head
