@@ -278,10 +278,12 @@ def test_a_profile_runs_as_predicted(tmp_path: Path, capsys: pytest.CaptureFixtu
     predicted = fit_throughput_table(read_throughput([path]).rows).tok_s([Row(8, 3)])[0].estimate
     assert metrics.output_tok_s(metrics.cut(records, part), part) == pytest.approx(predicted, rel=0.02)
     with pytest.raises(SystemExit) as caught:
-        main([*command, "--set", "colour=red", "--set", "one_pass=maybe"])
+        main([*command, "--set", "colour=red", "--set", "one_pass=maybe", "--set", "concurrency=0"])
     assert caught.value.code == 2
     says = capsys.readouterr().err
-    assert all(s in says for s in ("exists; use --overwrite", "colour=red: allowed: only, one_pass", "one_pass=maybe"))
+    assert all(
+        s in says for s in ("exists; use --overwrite", "colour=red: allowed: only, ", "one_pass=maybe", "concurrency=0")
+    )
 
 
 def main_ok(arguments: list[str]) -> None:

@@ -26,12 +26,13 @@ class Throughputs(NamedTuple):
     engine: str | None
 
 
-def read_throughput(paths: Sequence[Path], only: str | None = None) -> Throughputs:
+def read_throughput(paths: Sequence[Path], only: str | None = None, concurrency: int | None = None) -> Throughputs:
     """The rows that files and folders hold; what cannot be fitted is left out and noted.
 
     Args:
         paths: files that ``adasim import`` reads, and folders that it wrote.
-        only: keep speculative runs whose file, label, model or data set holds this, and plain runs of their models.
+        only: keep speculative runs whose label, model or data set holds this, and plain runs of their models.
+        concurrency: of runs that do not tell theirs.
 
     Raises:
         InputError: files that cannot be read, rows of several models, or nothing to fit.
@@ -50,7 +51,10 @@ def read_throughput(paths: Sequence[Path], only: str | None = None) -> Throughpu
     left: dict[str, int] = {}
     for run in runs:
         try:
-            kept.append((run, row_of(run)))
+            told = (
+                run if concurrency is None or batch_of(run) is not None else run._replace(concurrency=float(concurrency))
+            )
+            kept.append((run, row_of(told)))
         except Malformed as error:
             left[str(error)] = left.get(str(error), 0) + 1
     says = [f"{n} of {len(runs)} runs are left out: {why}" for why, n in left.items()]
@@ -77,7 +81,7 @@ def row_of(run: RunRow) -> Row:
     if k is None and run.tau is None and run.engine == "vllm":
         k = 0  # its files show counters wherever it drafts
     if k is None:
-        raise Malformed("their draft length is not told, or varied")
+        raise Malformed("their draft length is not told, or varied (a table with a column k can tell it)")
     if run.rounds and run.drafted is not None and run.drafted < CUT * run.rounds * k:
         raise Malformed("fewer drafts were verified than configured, so that their length varied")
     batch = batch_of(run)
@@ -119,7 +123,7 @@ def context_of(run: RunRow) -> float | None:
 
 
 def _chosen(runs: Sequence[RunRow], only: str) -> list[RunRow]:
-    drafting = [r for r in runs if r.k != 0 and only in " ".join(filter(None, (r.file, r.label, r.model, r.dataset)))]
+    drafting = [r for r in runs if r.k != 0 and only in " ".join(filter(None, (r.label, r.model, r.dataset)))]
     models = {r.model for r in drafting}
     return [r for r in runs if r in drafting or (r.k == 0 and r.model in models)]
 

@@ -45,6 +45,7 @@ def calibrate_throughput(
     *,
     about: Mapping[str, str] | None = None,
     only: str | None = None,
+    concurrency: int | None = None,
     one_pass: bool = False,
 ) -> Profile:
     """Cost and acceptance that explain tokens per second, as a profile.
@@ -53,13 +54,14 @@ def calibrate_throughput(
         paths: files and folders, see :func:`~adasim.calibration.throughput_files.read_throughput`.
         name: of the profile.
         about: ``ABOUT`` of the measurement, where the files do not tell.
-        only: fit runs whose file, label, model or data set holds this.
+        only: fit runs whose label, model or data set holds this.
+        concurrency: of runs that do not tell theirs.
         one_pass: the drafter fills its block in one pass, whatever the length.
 
     Raises:
         InputError: what is wrong with the files, or that they say nothing about speculation or about time.
     """
-    found = read_throughput(paths, only)
+    found = read_throughput(paths, only, concurrency)
     if all(r.tok_s is None for r in found.rows):
         raise InputError("throughput: no row holds tokens per second at a concurrency: accept lengths alone give no cost")
     posterior = fit_throughput_table(found.rows, one_pass=one_pass)
