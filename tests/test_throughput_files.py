@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from adasim.calibration.profile import Profile
-from adasim.calibration.throughput_files import batch_of, context_of, read_throughput, row_of
-from adasim.calibration.throughput_table import Row
+from adasim.calibration.throughput_files import read_throughput
+from adasim.calibration.throughput_table import Row, batch_of, context_of, row_of
 from adasim.cli import main
 from adasim.errors import InputError
 from adasim.importers.fields import Malformed
@@ -87,6 +87,13 @@ def test_logs_tell_throughput_at_their_mean_batch(tmp_path: Path) -> None:
     (row,) = read_throughput([written(tmp_path, text, "log")]).rows
     assert (row.batch, row.k, row.tau) == (2, 3, pytest.approx(8.2 / 4))
     assert row.tok_s == pytest.approx(8.2 / (2.5 / 100 + 5.7 / 285))
+
+
+def test_trees_of_a_log_are_trees(tmp_path: Path) -> None:
+    text = "server_args=ServerArgs(speculative_algorithm='EAGLE', speculative_num_steps=3, speculative_eagle_topk=4, "
+    text += "speculative_num_draft_tokens=8)\n"
+    text += "Decode batch. #running-req: 2, accept len: 2.00, gen throughput (token/s): 90.0, #queue-req: 0\n"
+    assert read_throughput([written(tmp_path, text, "log")]).rows == [Row(2, 7, 90.0, 2.0, steps=3, top_k=4)]
 
 
 def test_the_batch_is_what_was_in_flight() -> None:

@@ -68,9 +68,9 @@ def calibrate_command(
         typer.Option(
             "--set",
             metavar="KEY=VALUE",
-            help="With --from-throughput: only=TEXT (runs whose label, model or data set holds it), concurrency=N (of runs "
-            "that do not tell it), one_pass=true (the drafter fills its block in one pass), and of the profile source, "
-            "hardware, model, engine, date.",
+            help="With --from-throughput: only=TEXT (runs whose label, model or data set holds it), concurrency=N (of "
+            "runs that do not tell it), one_pass=true (the drafter fills its block in one pass), and of the profile "
+            "source, hardware, model, engine, date.",
         ),
     ] = None,
     overwrite: Overwrite = False,

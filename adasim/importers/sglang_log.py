@@ -99,6 +99,7 @@ def read(source: Source, sink: Sink) -> None:
             arguments.get("model_path"),
             k=k,
             depth=depth,
+            topk=whole(arguments, "speculative_eagle_topk") if k else None,
             concurrency_mean=running / lines,
             output_tok_s=generated / seconds if seconds else None,
             tau=tokens / rounds if rounds else None,
