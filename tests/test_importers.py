@@ -638,6 +638,20 @@ def test_only_responses_that_count_their_drafts_are_pooled(tmp_path: Path) -> No
     assert (pooled.drafted, pooled.accepted, pooled.rounds) == (alone.drafted, alone.accepted, alone.rounds)
 
 
+def test_a_run_that_cannot_be_is_a_problem_of_its_file(tmp_path: Path) -> None:
+    """Each request can be, but together they accept 3 drafts a round where one was configured."""
+
+    def request(drafts: int, **told: int) -> dict[str, Any]:
+        spec = {"num_accepted_draft_tokens": drafts, "num_draft_tokens": drafts, "num_spec_steps": 1}
+        return samples.aiperf(10.0, 400.0, 80.0) | {"spec_decode_acceptance": spec | told}
+
+    path = lines(tmp_path, request(5), request(1, num_spec_tokens=1))
+    with pytest.raises(InputError, match=r"x:2: accept length 4 is impossible.*1\.\.2 for 1 drafts"):
+        read(path)
+    sink, (found,) = read(path, keep_going=True)
+    assert (len(sink.requests), sink.runs, found.source.skipped) == (2, [], 1)
+
+
 def test_chunks_are_put_together_after_a_first_of_several_tokens(tmp_path: Path) -> None:
     """Ten tokens, the first three in one chunk: seven ITLs in chunks of 4 and 3."""
     record = samples.SGLANG_BENCH | samples.DETAILS
