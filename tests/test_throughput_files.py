@@ -52,6 +52,14 @@ def test_benchmarks_at_several_loads_become_rows(tmp_path: Path) -> None:
     assert any("no speculation counters" in n for n in found.notes)
 
 
+def test_a_name_chooses_speculative_runs_and_their_plain_ones(tmp_path: Path) -> None:
+    """Plain runs of vLLM have another label and no counters."""
+    plain = vllm(tmp_path, 8, 380.0)
+    both = [vllm(tmp_path, b, 700.0, k=3, accepted=140, label=name) for b, name in ((8, "eagle1"), (16, "eagle3"))]
+    rows = read_throughput([plain, *both], only="eagle3").rows
+    assert [(r.batch, r.k) for r in rows] == [(8, 0), (16, 3)]
+
+
 def test_from_import_to_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The imported folder gives the rows of its files, their notes with them, and so the same fit."""
     paths = [vllm(tmp_path, b, t) for b, t in ((1, 51.0), (8, 380.0), (64, 2100.0))]
@@ -171,6 +179,9 @@ def test_contexts_that_are_alike_are_one(tmp_path: Path) -> None:
     alike = read_throughput([written(tmp_path, text.format(1000, 1100))])
     assert [r.context for r in alike.rows] == [1050, 1050]
     assert alike.notes == ["contexts of 1000 to 1100 tokens are taken for one"]
+    some = read_throughput([written(tmp_path, text.format(1000, ""))])
+    assert [r.context for r in some.rows] == [1000, 1000]
+    assert some.notes == ["some runs do not tell their context: it is taken for the others', 1000 tokens"]
     far = read_throughput([written(tmp_path, text.format(1000, 8000))])
     assert [r.context for r in far.rows] == [1000, 8000]
 

@@ -44,45 +44,48 @@ def read_throughput(paths: Sequence[Path], only: str | None = None, concurrency:
     for imported in found:
         for note in imported.source.notes:
             noted.setdefault(note, []).append(imported.source.path.name)
-    runs = sink.runs if only is None else _chosen(sink.runs, only)
     kept: list[tuple[RunRow, Row]] = []
     left: dict[str, int] = {}
-    for run in runs:
+    for run in sink.runs:
+        untold = concurrency is not None and batch_of(run) is None
         try:
-            told = (
-                run if concurrency is None or batch_of(run) is not None else run._replace(concurrency=float(concurrency))
-            )
-            kept.append((run, row_of(told)))
+            kept.append((run, row_of(run._replace(concurrency=concurrency) if untold else run)))
         except Malformed as error:
             left[str(error)] = left.get(str(error), 0) + 1
-    says = [f"{n} of {len(runs)} runs are left out: {why}" for why, n in left.items()]
+    says = [f"{n} of {len(sink.runs)} runs are left out: {why}" for why, n in left.items()]
+    if only is not None:
+        kept = _chosen(kept, only)
     if not kept:
         raise InputError("throughput: nothing to fit", *says)
     models = sorted({run.model for run, _ in kept if run.model})
     if len(models) > 1:
-        raise InputError(f"throughput: rows of several models: {', '.join(models)}; choose with --only")
+        raise InputError(f"throughput: rows of several models: {', '.join(models)}; choose with --set only=TEXT")
     rows, merged = _one_context([row for _, row in kept])
     engines = sorted({" ".join(filter(None, (run.engine, run.version))) for run, _ in kept if run.engine})
     notes = [f"{note} ({', '.join(names[:3])}{', ...' * (len(names) > 3)})" for note, names in noted.items()]
-    return Throughputs(
-        rows, [*says, *merged, *_mixed(kept), *notes], models[0] if models else None, ", ".join(engines) or None
-    )
+    says += [*merged, *_mixed(kept), *notes]
+    return Throughputs(rows, says, models[0] if models else None, ", ".join(engines) or None)
 
 
-def _chosen(runs: Sequence[RunRow], only: str) -> list[RunRow]:
-    drafting = [r for r in runs if r.k != 0 and only in " ".join(filter(None, (r.label, r.model, r.dataset)))]
-    models = {r.model for r in drafting}
-    return [r for r in runs if r in drafting or (r.k == 0 and r.model in models)]
+def _chosen(kept: Sequence[tuple[RunRow, Row]], only: str) -> list[tuple[RunRow, Row]]:
+    """Speculative rows of that name, and plain ones of their models."""
+    named = {
+        i for i, (r, row) in enumerate(kept) if row.k and only in " ".join(filter(None, (r.label, r.model, r.dataset)))
+    }
+    models = {kept[i][0].model for i in named}
+    return [pair for i, pair in enumerate(kept) if i in named or (not pair[1].k and pair[0].model in models)]
 
 
 def _one_context(rows: list[Row]) -> tuple[list[Row], list[str]]:
-    """Rows whose contexts are alike, with their mean."""
+    """Rows whose contexts are alike, or not told, with their mean."""
     known = [r.context for r in rows if r.context and r.tok_s is not None]
-    if not known or max(known) > ALIKE * min(known) or max(known) == min(known):
+    if not known or max(known) > ALIKE * min(known):
         return rows, []
     mean = sum(known) / len(known)
-    says = f"contexts of {min(known):.0f} to {max(known):.0f} tokens are taken for one"
-    return [r._replace(context=mean) for r in rows], [says]
+    says = [f"contexts of {min(known):.0f} to {max(known):.0f} tokens are taken for one"] * (max(known) > min(known))
+    if any(r.context is None for r in rows if r.tok_s is not None):
+        says.append(f"some runs do not tell their context: it is taken for the others', {mean:.0f} tokens")
+    return [r._replace(context=mean) for r in rows], says
 
 
 def _mixed(kept: Sequence[tuple[RunRow, Row]]) -> list[str]:
@@ -93,8 +96,10 @@ def _mixed(kept: Sequence[tuple[RunRow, Row]]) -> list[str]:
     for run, row in kept:
         if row.k:
             what = " ".join(filter(None, (run.label, run.dataset)))
-            labels.setdefault((row.batch, row.k, row.steps, row.context), set()).add(what)
+            labels.setdefault((row.batch, row.k, row.steps), set()).add(what)
     if several := next((names for names in labels.values() if len(names) > 1), None):
         shown = "; ".join(sorted(several)[:3])
-        says.append(f"doubtful - rows with different labels are fitted together: {shown}; --only TEXT chooses among them")
+        says.append(
+            f"doubtful - rows with different labels are fitted together: {shown}; --set only=TEXT chooses among them"
+        )
     return says
