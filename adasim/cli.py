@@ -9,7 +9,6 @@ import typer
 
 from adasim import __version__
 from adasim.commands.calibration import calibrate_command, profile_command
-from adasim.commands.fit import fit_command
 from adasim.commands.imports import import_command
 from adasim.commands.search import sensitivity_command, tune_command
 from adasim.commands.validation import validate_command
@@ -153,7 +152,6 @@ app.command(name="sensitivity")(sensitivity_command)
 app.command(name="validate")(validate_command)
 app.command(name="profile")(profile_command)
 app.command(name="calibrate")(calibrate_command)
-app.command(name="fit")(fit_command)
 app.command(name="import")(import_command)
 
 train_app = typer.Typer(
