@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from math import nan
 from pathlib import Path
-from subprocess import DEVNULL, run
+from subprocess import run
 from typing import Any
 
 import pandas as pd
@@ -23,6 +24,7 @@ from adasim import __version__, adaptation, metrics
 from adasim.errors import InputError, PolicyError
 from adasim.files import to_json, write_atomic
 from adasim.plan import Plan, Trial
+from adasim.records import Records
 from adasim.scenario import Scenario
 from adasim.trace_events import trace_events
 
@@ -146,15 +148,10 @@ def failure(trial: Trial, error: Exception) -> Failure:
 
 def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> None:
     """Run a trial, whose scenario is ``scenario``, and write its records and metrics into ``folder``."""
-    open_loop, until_last_arrival = scenario.workload.clients is None, scenario.measure.until_last_arrival
     began_s = time.time()
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
     ended_s = time.time()
-    found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=until_last_arrival)
-    warmup = scenario.warmup_requests
-    if scenario.measure.warmup_requests == "mser5" and found is not None:
-        warmup = found
-    part = metrics.window(records, warmup, open_loop=open_loop, until_last_arrival=until_last_arrival)
+    part, warmup, found = window_of(records, scenario)
     if part.seconds <= 0:
         finished = int(records.requests["finish_s"].notna().sum())
         raise InputError(
@@ -187,6 +184,17 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     if (engine := _identity(scenario)) is not None:
         facts |= {"engine": engine, "began_s": began_s, "ended_s": ended_s}  # Unix: what ran beside it?
     write_atomic(folder / "trial.json", to_json(facts))
+
+
+def window_of(records: Records, scenario: Scenario) -> tuple[metrics.Window, int, int | None]:
+    """The measured part of a run by its scenario's rules, its warm-up requests, and how many MSER-5 finds."""
+    open_loop, rule = scenario.workload.clients is None, scenario.measure
+    found = metrics.warmup_by_mser5(records, open_loop=open_loop, until_last_arrival=rule.until_last_arrival)
+    warmup = scenario.warmup_requests
+    if rule.warmup_requests == "mser5" and found is not None:
+        warmup = found
+    part = metrics.window(records, warmup, open_loop=open_loop, until_last_arrival=rule.until_last_arrival)
+    return part, warmup, found
 
 
 def collect(plan: Plan, out: Path) -> tuple[pd.DataFrame, list[str]]:
@@ -269,12 +277,11 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "notes": [*plan.notes, *notes],
         "files": plan.files,
         "engine": _identity(plan.scenario),
-        "versions": {"adasim": __version__, "python": platform.python_version()}
-        | {name: version(name) for name in LIBRARIES},
+        "versions": {"adasim": __version__, "python": platform.python_version()} | _library_versions(),
         "git": _git_sha(),
         "host": {
             "machine": platform.machine(),
-            "system": platform.platform(),
+            "system": f"{platform.system()} {platform.release()}",
             "cpus": os.cpu_count(),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         },
@@ -289,12 +296,16 @@ def _identity(scenario: Scenario) -> dict[str, Any] | None:
     return None if identity is None else identity.model_dump()
 
 
+@cache
+def _library_versions() -> dict[str, str]:
+    return {name: version(name) for name in LIBRARIES}
+
+
+@cache
 def _git_sha() -> str | None:
-    """Commit of the checkout that adasim runs from, "+" when it was changed; None when installed."""
+    """Commit of the checkout that adasim runs from, "+" when it was changed; None when installed. As it was at first."""
     here = Path(__file__).parent
     if not (here.parent / ".git").exists():
         return None
-    ask = ["git", "-C", str(here)]
-    sha = run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    dirty = run([*ask, "diff", "--quiet", "HEAD"], check=False, stdout=DEVNULL, stderr=DEVNULL).returncode
-    return f"{sha}{'+' if dirty else ''}" if sha else None
+    ask = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    return run(ask, capture_output=True, text=True, check=False).stdout.strip() or None

@@ -65,7 +65,6 @@ class Plan:
     groups: dict[str, list[str]]  # group -> labels of the policies an ``each`` expanded into
     files: dict[str, str]  # every file that was read -> SHA-256
     notes: list[str] = field(default_factory=list)
-    swept: frozenset[str] = frozenset()  # fields that the sweep sets
 
 
 def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]], None] | None = None) -> Plan:
@@ -201,8 +200,7 @@ def expand(config: dict[str, Any], base: Path, *, searching: bool = False) -> Pl
         notes.append("backend.lag_steps has no effect: no policy here uses feedback")
     if whole.tune is not None and not searching:
         notes.append("tune is what adasim tune searches; nothing is searched here")
-    swept = {f for key, axis in sweep.items() for f in (_set_by(axis) if isinstance(axis, dict) else {key})}
-    return Plan(validate(trials[0].config), trials, groups, {}, notes, frozenset(swept))
+    return Plan(validate(trials[0].config), trials, groups, {}, notes)
 
 
 def _check(scenario: Scenario) -> list[str]:
@@ -237,10 +235,6 @@ def _points(sweep: dict[str, list[Value] | Cases]) -> Iterator[tuple[dict[str, V
     for chosen in itertools.product(*axes):
         point: dict[str, Value] = {key: label for key, (label, _) in zip(sweep, chosen, strict=True)}
         yield point, {field: value for _, fields in chosen for field, value in fields.items()}
-
-
-def _set_by(cases: Cases) -> set[str]:
-    return {field for fields in cases.values() for field in fields}
 
 
 def _refuse_swept(sweep: dict[str, Any], key: str) -> None:

@@ -13,7 +13,8 @@ class Tolerances(Component):
 
     Attributes:
         throughput_mae: mean absolute error of throughput over plain decoding.
-        repeat_factor: that limit is at least so many times what a repeat of a cell differs from its mean.
+        repeat_factor: that limit is at least so many times the error of a cell's mean by its repeats' scatter about the
+            prediction.
         throughput_worst: absolute error of the worst cell.
         tau: mean absolute error.
         tpot_p50: mean absolute error of the median TPOT over plain decoding's.
@@ -38,7 +39,7 @@ class Validation(Component):
     Attributes:
         tolerances: what it may miss by.
         luck: simulated runs of each measured one, each with luck of its own.
-        reference_age_s: how far in time a run and its plain-decoding reference may lie apart.
+        reference_age_s: how far in time a run and its plain-decoding reference may lie apart; further: it is not judged.
         pair: runs between two references.
         false_alarm_runs: mean runs between false alarms of one cost that ``--watch`` watches.
         false_alarm_requests: mean requests between false alarms of one domain's acceptance.

@@ -1,6 +1,7 @@
 """Errors, noise, rankings and crossovers of numbers whose answers are known."""
 
 from collections.abc import Mapping
+from math import nan
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,9 @@ import pandas as pd
 import pytest
 
 from adasim.tolerances import Tolerances
-from adasim.validation.accuracy import Noise, bars_of, cells_of, crossover_of, errors_of, noise_of, ranking_of
-from adasim.validation.measured import at
-from adasim.validation.prediction import METRICS
+from adasim.validation.accuracy import Bar, Noise, bars_of, cells_of, crossover_of, errors_of, noise_of, ranking_of
+from adasim.validation.measured import METRICS, at
+from adasim.validation.report import Findings, answer
 
 POINT = ["domain", "load"]
 
@@ -51,18 +52,32 @@ def test_a_prediction_is_as_wide_as_its_luck_and_the_profiles_uncertainty() -> N
     assert table["predicted_throughput_ratio_hw"].iloc[0] == pytest.approx(np.hypot(luck, 0.3))
 
 
+def noise(measured: pd.DataFrame, predicted: pd.DataFrame | None = None) -> Noise:
+    return noise_of(measured, measured.assign(throughput_ratio=1.0, luck=0) if predicted is None else predicted, POINT)
+
+
 def test_noise_is_the_distance_from_the_mean_of_a_cell() -> None:
-    """Repeats of normal noise: the mean distance is sigma sqrt(2 / pi), whatever their number."""
+    """Repeats of normal noise: the mean distance is sigma sqrt(2 / pi), whatever their number; / sqrt n of a mean."""
     rng = np.random.default_rng(0)
     for count in (2, 5):
         many = {("a", i): np.exp(rng.normal(0, 0.05, count)).tolist() for i in range(600)}
-        assert noise_of(runs(many), POINT).repeat == pytest.approx(0.05 * np.sqrt(2 / np.pi), rel=0.08)
+        found = noise(runs(many))
+        assert found.run == pytest.approx(0.05 * np.sqrt(2 / np.pi), rel=0.08)
+        assert found.cell == pytest.approx(found.run / np.sqrt(count), rel=1e-9)
+
+
+def test_what_the_prediction_knows_of_a_repeat_is_no_noise() -> None:
+    """By hand: 1 and 4 that are predicted as 0.5 and 2 scatter by nothing; as 1 and 1, by ln 2 from the mean."""
+    measured = runs({("a", 1): [1.0, 4.0]})
+    assert noise(measured, runs({("a", 1): [0.5, 2.0]}, luck=0)).run == pytest.approx(0)
+    assert noise(measured).run == pytest.approx(np.log(2) * np.sqrt(2))
+    assert noise(measured).cell == pytest.approx(np.log(2))
 
 
 def test_references_are_compared_with_the_next_one() -> None:
     table = runs({("off", 1): [1.0]})
     block = pd.concat([table.assign(output_tok_s=v, at_s=t) for v, t in ((100.0, 5.0), (110.0, 1.0), (121.0, 0.0))])
-    assert noise_of(pd.concat([block, runs({("a", 1): [1.0, 1.0]})]), POINT).reference == pytest.approx(np.log(1.1))
+    assert noise(pd.concat([block, runs({("a", 1): [1.0, 1.0]})])).reference == pytest.approx(np.log(1.1))
 
 
 def test_the_reference_is_interpolated_in_time() -> None:
@@ -109,26 +124,43 @@ def test_crossovers_lie_after_the_last_load_that_pays() -> None:
     assert not fitted.iloc[0]["counts"]
 
 
-def bars(error: float, repeat: float, **limits: Any) -> dict[str, bool | None]:
-    measured, predicted = {("a", 1): [1.0]}, {("a", 1): [1 + error]}
+def bars(error: float, repeat: float, **limits: Any) -> dict[str, Bar]:
+    measured, predicted = {("a", 1): [1.0], ("a", 2): [1.0]}, {("a", 1): [1 + error], ("a", 2): [1 + error]}
     table = cells(measured, predicted)
-    found = bars_of(
-        errors_of(table), ranking_of(runs(measured), table, POINT), crossover_of(table, "load", ["domain"]),
-        Noise(repeat, 0.0, 0.0), Tolerances(**limits),
-    )  # fmt: skip
-    return {bar.what.partition(",")[0] + bar.what[-5:]: bar.met for bar in found}
+    ranking, crossover = ranking_of(runs(measured), table, POINT), crossover_of(table, "load", ["domain"])
+    found = bars_of(table, ranking, crossover, Noise(repeat, repeat, 0.0, 0.0), Tolerances(**limits))
+    return {bar.what.partition(",")[0] + bar.what[-5:]: bar for bar in found}
 
 
 def test_the_limit_of_the_mean_follows_the_repeat_error() -> None:
     mean, worst = "throughput over plain decodingerror", "throughput over plain decoding cell"
-    assert bars(0.05, 0.0)[mean] is True
-    assert bars(0.08, 0.0)[mean] is False
-    assert bars(0.08, 0.06)[mean] is True  # 1.5 x 6 %
-    assert bars(0.08, 0.06)[worst] is True
-    assert bars(-0.16, 0.2)[worst] is False
+    assert bars(0.05, 0.0)[mean].met is True
+    assert bars(0.08, 0.0)[mean].met is False
+    assert bars(0.08, 0.06)[mean].met is True  # 1.5 x 6 %
+    assert bars(0.08, 0.06)[worst].met is True
+    assert bars(-0.16, 0.2)[worst].met is False
+
+
+def test_a_limit_says_who_set_it_and_how_many_cells_exceed_it() -> None:
+    mean, worst = "throughput over plain decodingerror", "throughput over plain decoding cell"
+    assert bars(0.08, 0.02)[mean].why == (
+        "as stated, since 1.5 x the repeat error of a cell (2.0%) is less; 2 of 2 cells exceed it"
+    )
+    assert bars(0.08, 0.06)[mean].why == "set by 1.5 x the repeat error of a cell (6.0%); 0 of 2 cells exceed it"
+    assert bars(0.08, float("nan"))[mean].why.startswith("as stated, since the repeat error is unknown")
+    assert bars(0.2, 0.0)[worst].why.endswith("2 of 2 cells exceed it")
+
+
+def test_nothing_judged_is_no_pass() -> None:
+    """Cells that were all fitted have no error: the answer says so, and the exit code is not 0."""
+    table = cells({("a", 1): [1.0]}, {("a", 1): [1.0]}, fitted={("a", "code", 1)})
+    errors, none, noise = errors_of(table), pd.DataFrame(), Noise(nan, nan, nan, nan)
+    made = Findings(table, errors, noise, none, none, bars_of(table, none, none, noise, Tolerances()), none, none)
+    assert all(bar.met is None for bar in made.bars)
+    assert not made.passed
+    assert any("cannot be judged, so nothing is" in line for line in answer(made))
 
 
 def test_what_was_not_measured_is_not_judged() -> None:
     found = bars(0.0, float("nan"))
-    assert found["pairs of policies in the wrong orderorder"] is None
-    assert found["crossovers off"] is None
+    assert found["pairs of policies in the wrong orderorder"].met is None

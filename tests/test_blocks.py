@@ -91,6 +91,24 @@ def test_plain_decoding_and_another_policy_are_needed() -> None:
             blocks_of(plan(policies=policies))
 
 
+def test_a_real_engine_rehearses_before_anything_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request a client of the reference and of the first policy, into a folder that is thrown away."""
+    engine = {"kind": "torch", "target": "random-tiny", "drafter": "smollm2-135m"}
+    load = {"kind": "closed", "concurrency": 2, "requests": 9, "domains": {"code": 1.0}}
+    blocks, out = start(tmp_path, backend=engine, workload=load, sweep={}, seeds=[0])
+    seen: list[tuple[str, int, Path]] = []
+
+    def log(trial: Trial, folder: Path, trace: bool = False) -> Failure | None:
+        seen.append((trial.policy, trial.config["workload"]["requests"], folder))
+        return None
+
+    monkeypatch.setattr("adasim.executors.run_trial", log)
+    Measuring(out, Validation()).run(blocks)
+    assert [s[:2] for s in seen[:3]] == [("off", 2), ("fixed 2", 2), ("off", 9)]
+    assert seen[0][2] == seen[1][2] != out == seen[2][2]
+    assert not seen[0][2].exists()
+
+
 def test_real_trials_are_run_and_read(tmp_path: Path) -> None:
     blocks, runs = measured(plan(seeds=[0]), tmp_path)
     assert len(runs) == sum(len(b.references(tmp_path)) + len(b.trials) for b in blocks) == 4 * (2 + 2)

@@ -26,7 +26,6 @@ def test_a_case_sets_all_its_fields_and_is_called_by_its_label() -> None:
     assert last.domain_names == ["chat"]
     assert (last.clients, len(last.generate(0))) == (8, 12)
     assert len(trials[0].scenario().workload.generate(0)) == 6
-    assert plan().swept == {"workload.domains", "workload.concurrency", "workload.requests"}
 
 
 def test_cases_are_chosen_by_their_labels(tmp_path: Path) -> None:
@@ -77,7 +76,9 @@ def test_only_policies_that_ask_for_a_cost_depend_on_the_profile(tmp_path: Path)
         keys.append({t.policy: t.key for t in found.trials})
     changed = {name for name in keys[0] if keys[0][name] != keys[1][name]}
     assert changed == {"smartspec"}
-    other = profiles(tmp_path, cost=COST | {"draft": {"kind": "linear", "base_ms": 2.0}}, acceptance=acceptance(head={"noise": 1.0}))
+    other = profiles(
+        tmp_path, cost=COST | {"draft": {"kind": "linear", "base_ms": 2.0}}, acceptance=acceptance(head={"noise": 1.0})
+    )
     assert {t.policy: t.key for t in plan_of(scenario, [], other)[0].trials} == keys[1]  # only its cost is believed
 
 

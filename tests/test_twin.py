@@ -1,16 +1,22 @@
 """The twin of a run: the same engine, the requests as served, what policies believe."""
 
+from math import nan
 from typing import Any
 
+import pandas as pd
 import pytest
 
+from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Adjust
+from adasim.calibration.labels import HeadLearning
+from adasim.calibration.rollback import Rollback
 from adasim.errors import InputError
 from adasim.policies.smartspec import SmartSpec
+from adasim.real.backend import TorchBackend
 from adasim.records import Records
 from adasim.scenario import Scenario
-from adasim.validation.twin import Twin, as_served, luck_seeds, twin_of
-from tests.validating import plan, profile
+from adasim.validation.twin import Twin, as_served, farthest, luck_seeds, notes_of, twin_of
+from tests.validating import acceptance, plan, profile
 
 
 def trial(policy: dict[str, Any], **fields: Any) -> tuple[Scenario, Records]:
@@ -65,6 +71,76 @@ def test_what_the_profile_does_not_cover_is_refused() -> None:
     twin = Twin.of(scenario, profile(acceptance=only), records.requests, records.events)
     with pytest.raises(InputError, match="no curve for domain code"):
         twin.check()
+
+
+def engine(**fields: Any) -> dict[str, Any]:
+    """A real engine that is never run."""
+    return {"kind": "torch", "target": "random-tiny", "drafter": "smollm2-135m"} | fields
+
+
+def test_acceptance_is_that_of_the_temperature_sampled_at() -> None:
+    knows = profile(acceptance=acceptance(tau_by_temperature={0.0: 1.0, 1.0: 0.8}))
+    for heat in (0.0, 0.7):
+        hot = TorchBackend.model_validate(engine(sampling={"temperature": heat}))
+        model = twin_of(hot, knows).calibrated_acceptance
+        assert isinstance(model, CurveAcceptance)
+        assert model.temperature == heat
+    with pytest.raises(InputError, match=r"measured at temperatures 0..1, backend.sampling.temperature is 1.3"):
+        twin_of(TorchBackend.model_validate(engine(sampling={"temperature": 1.3})), knows)
+    hot = TorchBackend.model_validate(engine(sampling={"temperature": 0.7}))
+    assert "taken to hold at 0.7" in notes_of(hot, profile())[0]
+    assert notes_of(TorchBackend.model_validate(engine()), profile()) == ()
+
+
+def distilled(policy: dict[str, Any], trained_s: list[float], **opd: Any) -> Twin:
+    """The twin of a run during which training rounds of so many seconds ended."""
+    records = trial({"kind": "head"})[1]
+    policies = [policy, {"kind": "head"}]
+    scenario = plan(policies=policies, sweep={}, backend=engine(opd=opd)).trials[0].scenario()
+    events = pd.DataFrame({"kind": ["trained"] * len(trained_s), "seconds": trained_s})
+    return Twin.of(scenario, profile(learning={"code": {}}), records.requests, events)
+
+
+def test_the_twin_of_a_distilling_engine_goes_back_and_verifies_whole_blocks_as_it_does() -> None:
+    fixed = {"kind": "fixed", "verify_len": 4}
+    learning = distilled(fixed, [2.0, 4.0], full_verify_share=0.1, rollback={"requests": 9}).backend.learning
+    assert learning is not None
+    assert learning.rollback == Rollback(requests=9)
+    assert learning.head == HeadLearning(label="full_verify", full_verify_share=0.1)
+    assert learning.setup_s == 3.0
+
+
+def test_whole_blocks_are_verified_before_any_training_has_ended() -> None:
+    fixed = {"kind": "fixed", "verify_len": 4, "draft_len": 15}
+    blocks = distilled(fixed, [], full_verify_share=0.5).run(2).blocks
+    whole = blocks.loc[blocks["verify_len"] == 16, "blocks"].sum() / blocks["blocks"].sum()
+    assert whole == pytest.approx(0.5, abs=0.15)
+    assert distilled(fixed, [], full_verify_share=0.0).backend.learning is None
+    assert distilled(fixed, [], enabled=False).backend.learning is None
+
+
+def test_plain_decoding_pays_for_a_drafter_only_where_one_is_trained() -> None:
+    off = {"kind": "off", "name": "plain"}
+    assert distilled(off, [], enabled=True).policy.loads_drafter
+    assert distilled(off, [], enabled=True).policy.label == "plain"
+    assert not distilled(off, [], enabled=False).policy.loads_drafter
+
+
+def test_an_input_is_moved_as_far_as_it_goes() -> None:
+    """By hand: nothing above 0.3 is possible; bisection finds it to 1/64 of the way."""
+
+    def up_to(limit: float) -> Any:
+        def at(value: float) -> float:
+            if value > limit:
+                raise InputError("too much")
+            return value
+
+        return at
+
+    assert farthest(up_to(1.0), 0.0, 1.0) == (1.0, 1.0)
+    found, share = farthest(up_to(0.3), 0.0, 1.0) or (nan, nan)
+    assert found == share == pytest.approx(0.3, abs=1 / 64)
+    assert farthest(up_to(-1.0), 0.0, 1.0) is None
 
 
 def test_luck_of_different_runs_differs() -> None:

@@ -1,6 +1,8 @@
 """adasim validate from the command line: what it writes, how it ends, what it refuses."""
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,13 @@ import yaml
 
 from adasim.calibration.fitted_on import FittedRun, cell_of
 from adasim.cli import main
+from adasim.errors import InputError
 from adasim.experiment import Failure, run_trial
 from adasim.identity import EngineIdentity
-from adasim.validation.study import check_engine, fitted_cells
+from adasim.plan import Trial
+from adasim.validation.measured import table_of
+from adasim.validation.run import runs_of
+from adasim.validation.study import check_engine, check_runs, examine, fitted_cells
 from tests.validating import COST, measured, plan, profile, raw
 
 SMALL = {"sweep": {"workload.concurrency": [1, 4]}, "seeds": [0, 1], "validation": {"luck": 2}}
@@ -38,7 +44,11 @@ def files(folder: Path, *, predicts: dict[str, Any] | None = None, **fields: Any
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str | Path], int]:
     folder = tmp_path_factory.mktemp("ran")
-    arguments = files(folder, validation={"luck": 2, "tolerances": LOOSE | {"ranking": False}})
+    arguments = files(
+        folder,
+        predicts={"notes": ["what was left out"]},
+        validation={"luck": 2, "tolerances": LOOSE | {"ranking": False}},
+    )
     return folder, arguments, adasim(*arguments)
 
 
@@ -51,6 +61,8 @@ def test_a_good_prediction_passes_and_leaves_a_report(ran: Any) -> None:
     tables = {p.stem: pd.read_csv(p) for p in (folder / "out" / "tables").glob("*.csv") if p.stat().st_size > 1}
     assert {"cells", "errors", "bars", "ranking", "crossover", "attribution", "measured", "simulated"} <= set(tables)
     assert set(tables["bars"]["verdict"]) <= {"met", "cannot tell"}
+    assert "cells exceed it" in tables["bars"]["why"][0]
+    assert "profile p: what was left out" in page
     cells = tables["cells"]
     assert len(cells) == 3 * 2
     assert (cells.loc[cells["reference"], "predicted_throughput_ratio"] == 1).all()
@@ -132,10 +144,12 @@ def test_watching_and_the_floor(ran: Any, tmp_path: Path, capsys: pytest.Capture
     [
         ([], "give a scenario and --profile"),
         (["--records", "nowhere"], "nowhere: holds no records of adasim"),
-        (["--records", "nowhere", "--budget", "1m"], "--budget and --resume have no effect"),
+        (["--records", "nowhere", "--budget", "1m"], "--budget has no effect with --records"),
+        (["--records", "nowhere", "--resume"], "--resume has no effect with --records"),
+        (["--poll", "3"], "--poll has no effect without --watch"),
+        (["--watch", "nowhere"], "--out has no effect with --watch"),
+        (["--watch", "nowhere", "--floor", "a", "b"], "--watch and --floor exclude each other"),
         (["--budget", "soon"], "expected a time"),
-        (["--watch", "nowhere", "--once"], "nowhere: holds no records of adasim"),
-        (["--floor", "nowhere", "there"], "nowhere: holds no records of adasim"),
         (["--set", "validation.tolerances.throuput_mae=0.1"], "did you mean throughput_mae"),
         (["--set", "policies=[{kind: head}]"], "needs one of kind off"),
     ],
@@ -146,10 +160,138 @@ def test_what_it_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], arg
     assert says in capsys.readouterr().err
 
 
-def test_other_settings_than_the_scenario_states_are_refused(ran: Any, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--floor", "nowhere", "there"], "nowhere: holds no records of adasim"),
+        (["x.yaml", "--floor", "a", "b"], "a scenario has no effect with --floor"),
+        (["s.yaml", "--profile", "p.yaml", "--watch", "nowhere", "--once"], "nowhere: holds no records of adasim"),
+        (["s.yaml", "--profile", "p.yaml", "--watch", "nowhere", "--once", "--poll", "2"], "no effect with --once"),
+    ],
+)
+def test_what_the_other_ways_refuse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert adasim("validate", *arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def keys(out: Path) -> set[str]:
+    return {p.name for p in (out / "trials").iterdir()}
+
+
+def test_measurements_survive_being_taken_for_records(ran: Any, capsys: pytest.CaptureFixture[str]) -> None:
     folder, arguments, _ = ran
-    assert adasim(*arguments, "--records", folder / "out", "--overwrite", "--set", "backend.max_running_requests=9") == 2
-    assert "was made with backend.max_running_requests 16, the scenario says 9" in capsys.readouterr().err
+    before = keys(folder / "out")
+    assert adasim(*arguments, "--records", folder / "out", "--overwrite") == 2
+    assert "is the folder of --records, and would be replaced" in capsys.readouterr().err
+    assert keys(folder / "out") == before
+    assert len(before) == 16
+
+
+@pytest.mark.parametrize(
+    ("setting", "says"),
+    [
+        ("backend.max_running_requests=9", "backend.max_running_requests 16, the scenario says 9"),
+        ("policies.fixed 6.verify_len=5", "policies.fixed 6.verify_len 6, the scenario says 5 (fixed 6"),
+        ("workload.domains={chat: 1.0}", "workload.domains.chat None, the scenario says 1.0"),
+        ("measure.until_last_arrival=true", "measure.until_last_arrival False, the scenario says True"),
+        ("backend.cost.overhead.round_ms=7", "backend.cost.overhead.round_ms 1.0, the scenario says 7.0"),
+    ],
+)
+@pytest.mark.parametrize("way", ["--records", "--watch"])
+def test_other_settings_than_the_scenario_states_are_refused(
+    ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], way: str, setting: str, says: str
+) -> None:
+    folder, arguments, _ = ran
+    more = ["--once"] if way == "--watch" else ["--out", tmp_path / "new"]
+    before = keys(folder / "out")
+    assert adasim(*arguments[:4], way, folder / "out", *more, "--set", setting) == 2
+    assert f"was made with {says}" in capsys.readouterr().err
+    assert keys(folder / "out") == before
+    assert not (tmp_path / "new").exists()
+
+
+def damaged(source: Path, into: Path) -> Path:
+    """A copy in which one run's clock goes back."""
+    shutil.copytree(source, into)
+    path = next(into.glob("trials/*/steps.parquet"))
+    steps = pd.read_parquet(path)
+    steps.assign(start_s=steps["start_s"].mask(steps["step"] == 5, -1.0)).to_parquet(path)
+    return into
+
+
+def test_records_whose_clock_goes_back_are_refused(ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, arguments, _ = ran
+    bad = damaged(folder / "out", tmp_path / "bad")
+    for way in (["--records", bad, "--out", tmp_path / "new"], ["--watch", bad, "--once"]):
+        assert adasim(*arguments[:4], *way) == 2
+        assert "the clock went back" in capsys.readouterr().err
+    assert adasim("validate", "--floor", folder / "out", bad) == 2
+
+
+def test_a_bad_run_does_not_end_watching(
+    ran: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", stop)
+    folder, arguments, _ = ran
+    assert adasim(*arguments[:4], "--watch", damaged(folder / "out", tmp_path / "bad")) == 130
+    assert "the clock went back" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_damaged_measurement_is_left_out_and_decides_nothing(
+    ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, arguments, _ = ran
+    bad = damaged(folder / "out", tmp_path / "bad")
+    assert adasim(*arguments[:4], "--out", bad, "--resume") in {0, 3}
+    assert "left out: " in (bad / "report.md").read_text()
+
+
+def test_runs_of_another_scenario_are_not_resumed(ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, arguments, _ = ran
+    copy = shutil.copytree(folder / "out", tmp_path / "copy")
+    assert adasim(*arguments[:4], "--out", copy, "--resume", "--set", "policies.head.gamma=1.4") == 2
+    assert "holds 4 runs of another scenario, input file or version" in capsys.readouterr().err
+    assert keys(copy) == keys(folder / "out")
+
+
+def test_a_failed_run_ends_with_its_own_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """After the report, which says what is missing."""
+
+    def failing(trial: Trial, *rest: Any) -> Failure | None:
+        return Failure(trial, "it broke") if trial.policy == "head" else run_trial(trial, *rest)
+
+    monkeypatch.setattr("adasim.executors.run_trial", failing)
+    assert adasim(*files(tmp_path)) == 1
+    assert "it broke" in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_the_floor_compares_what_both_hold(ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One seed of head is gone: only the other counts, and the cells are no further apart."""
+    folder, _, _ = ran
+    copy = shutil.copytree(folder / "out", tmp_path / "copy")
+    facts = {p.parent: json.loads(p.read_text()) for p in copy.glob("trials/*/trial.json")}
+    shutil.rmtree(next(p for p, f in facts.items() if (f["metrics"]["policy"], f["metrics"]["seed"]) == ("head", 1)))
+    assert adasim("validate", "--floor", folder / "out", copy, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert {r["mean_abs"] for r in told["floor"]} == {0.0}
+    assert any("1 runs of" in line and "left out" in line for line in told["answer"])
+    for path, found in facts.items():
+        if found["metrics"]["policy"] == "head" and path.exists():
+            found["config"]["policy"]["gamma"] = 1.4
+            (path / "trial.json").write_text(json.dumps(found))
+    assert adasim("validate", "--floor", folder / "out", copy) == 2
+    assert "policy.gamma 1.0, the other says 1.4" in " ".join(capsys.readouterr().err.split())
+    (tmp_path / "file").write_text("")
+    assert adasim("validate", "--floor", folder / "out", folder / "out", "--out", tmp_path / "file") == 2
 
 
 def test_fitted_cells_are_known_whatever_they_are_called(tmp_path: Path) -> None:
@@ -172,14 +314,44 @@ def test_nothing_held_out_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not (tmp_path / "out").exists()
 
 
+HERE = EngineIdentity(
+    engine="torch", engine_version="2", hardware="x", device="cpu", dtype="float32", threads=1, target="t",
+    target_sha256="0", python="3",
+)  # fmt: skip
+
+
 def test_a_profile_of_another_engine_is_refused_unless_forced() -> None:
-    here = EngineIdentity(
-        engine="torch", engine_version="2", hardware="x", device="cpu", dtype="float32", threads=1, target="t",
-        target_sha256="0", python="3",
-    )  # fmt: skip
-    other = profile(identity=here.model_copy(update={"hardware": "y"}))
-    assert check_engine([here], profile(identity=here), force=False) == []
-    with pytest.raises(ValueError, match="hardware: x, not y"):
-        check_engine([here], other, force=False)
-    assert "hardware: x, not y" in check_engine([here], other, force=True)[0]
-    assert "does not say which engine" in check_engine([here], profile(), force=False)[0]
+    other = profile(identity=HERE.model_copy(update={"hardware": "y"}))
+    assert check_engine([HERE], profile(identity=HERE), force=False) == []
+    with pytest.raises(InputError, match="hardware: x, not y"):
+        check_engine([HERE], other, force=False)
+    assert "hardware: x, not y" in check_engine([HERE], other, force=True)[0]
+    with pytest.raises(InputError, match="does not say which engine"):
+        check_engine([HERE], profile(), force=False)
+    assert "does not say which engine" in check_engine([HERE], profile(), force=True)[0]
+
+
+def test_runs_of_two_engines_do_not_mix_unless_forced(ran: Any) -> None:
+    folder, _, _ = ran
+    found = [replace(run, engine=HERE) for run in runs_of(folder / "out")]
+    assert check_runs(found, HERE, force=False) == check_runs(found, None, force=False) == []
+    found[3] = replace(found[3], engine=HERE.model_copy(update={"threads": 2}))
+    with pytest.raises(InputError, match="1 of 16 runs were measured on another engine: threads: 2, not 1"):
+        check_runs(found, HERE, force=False)
+    assert "threads: 2, not 1" in check_runs(found, None, force=True)[0]
+    found[3] = replace(found[3], engine=None)
+    with pytest.raises(InputError, match="simulated and measured runs do not mix"):
+        check_runs(found, HERE, force=False)
+
+
+def test_a_stale_reference_is_listed_and_not_judged(ran: Any) -> None:
+    folder, _, _ = ran
+    runs = [replace(run, at_s=0.0 if run.is_reference else 400.0 + i) for i, run in enumerate(runs_of(folder / "out"))]
+    old = next(i for i, run in enumerate(runs) if run.trial.policy == "head")
+    runs[old] = replace(runs[old], at_s=999.0)
+    table = table_of(runs, 500.0)
+    assert table.index[~table["judged"]].tolist() == [old]
+    made = plan(**(SMALL | {"validation": {"luck": 2, "reference_age_s": 500.0}}))
+    found = examine(made, runs, profile(), set())
+    assert "1 runs lie more than 500 s from their reference and are not judged: head" in " ".join(found.notes)
+    assert found.cells["repeats"].sum() == 3 * 2 * 2 - 1

@@ -7,7 +7,7 @@ from adasim.calibration.profile import Profile
 from adasim.experiment import open_folder
 from adasim.plan import Plan, expand
 from adasim.validation.blocks import Block, Measuring, blocks_of
-from adasim.validation.measured import Run, runs_in
+from adasim.validation.run import Run, runs_in
 
 CURVES = {"code": {"kind": "geometric", "alpha": 0.8}, "chat": {"kind": "geometric", "alpha": 0.55}}
 COST: dict[str, Any] = {

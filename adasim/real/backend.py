@@ -198,7 +198,7 @@ class TorchBackend(Component):
 
         torch.set_num_threads(self.threads)
         target = keep_target(self.target, getattr(torch, self.dtype), torch.device(self.device))
-        loads = policy.loads_drafter or self.opd is not None
+        loads = policy.loads_drafter or (self.opd is not None and self.opd.enabled)
         start, drafter, head = self.load_drafter(target) if loads else (None, None, None)
         encode, eos = self._tokenizer(target.arch.vocab)
         if self.forced is not None and self.forced.prompts == "random":

@@ -1,7 +1,7 @@
 """Which part of the model is to blame: each is replaced by what the run itself showed, one at a time."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log
 from typing import Any
 
@@ -11,57 +11,19 @@ from scipy.optimize import minimize
 
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Adjust
-from adasim.calibration.cost import CostModel
 from adasim.calibration.luck import HeadQuality
 from adasim.calibration.survival import Measured
 from adasim.errors import InputError
 from adasim.records import Records
 from adasim.types import FloatArray
-from adasim.validation.measured import Run
+from adasim.validation.parts import TIMES, measured_parts, together
 from adasim.validation.prediction import Pair, Predictor
-from adasim.validation.twin import Twin, luck_seeds
+from adasim.validation.run import Run
+from adasim.validation.twin import Change, Twin, luck_seeds
 
-TIMES = ("verify", "draft", "overhead", "prefill")
 PARTS = (*TIMES, "acceptance", "head")
 ALL = "all together"
 LEAST_REPORTS = 50  # of a length head, to judge it by
-SMALL_S = 1e-7  # a step; what is taken for nothing
-
-
-def levels(measured: pd.DataFrame, modelled: pd.DataFrame, speed: float = 1.0) -> Adjust:
-    """Measured over modelled seconds of each part, over all steps of a run: the model's form, the run's own level.
-
-    A part that the model or the run takes for nothing keeps its level.
-
-    Args:
-        measured: ``StepRecord`` columns.
-        modelled: of the same steps, see :func:`step_seconds`.
-        speed: how many times longer everything took; no part's own.
-    """
-    factors = {}
-    for part in TIMES:
-        there, here = float(modelled[part].sum()), float(measured[f"{part}_s"].sum())
-        if min(there, here) > SMALL_S * len(measured):
-            factors[part] = float(np.clip(here / there / speed, 0.01, 100))
-    return Adjust.model_validate(factors)
-
-
-def step_seconds(steps: pd.DataFrame, cost: CostModel, *, reads_head: bool, drafter_loaded: bool) -> pd.DataFrame:
-    """What a cost model says of recorded steps at their own batch, tokens and context: seconds by part, a row each."""
-    numbers = steps[["decoding", "draft_tokens", "verify_tokens", "context", "prefill_tokens"]].to_numpy(dtype=float)
-    rows = []
-    for decoding, drafts, verified, context, prefill in numbers.tolist():
-        batch, positions = int(decoding), int(drafts + decoding) if drafts else 0
-        longest = round(drafts / decoding) if decoding else 0
-        step = cost.step(
-            batch, positions, int(verified), context, longest_draft=longest, prefill=int(prefill), reads_head=reads_head,
-            drafter_loaded=drafter_loaded,
-        )  # fmt: skip
-        rows.append(step)
-    return pd.DataFrame(rows, columns=list(TIMES_IN_ORDER), index=steps.index)
-
-
-TIMES_IN_ORDER = ("draft", "verify", "overhead", "prefill")  # as in StepSeconds
 
 
 def own_survival(blocks: pd.DataFrame, prior: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
@@ -132,22 +94,35 @@ class Attribution:
         references: runs of plain decoding, by point and seed.
         blind: runs whose verify lengths are fixed, likewise.
         advance: called after every run.
+        notes: runs whose parts could not be swapped, and why.
     """
 
     predictor: Predictor
     references: Mapping[tuple[object, ...], Sequence[Run]]
     blind: Mapping[tuple[object, ...], Sequence[Run]]
     advance: Callable[[], None] = lambda: None
+    notes: list[str] = field(default_factory=list)
     _levels: dict[tuple[object, ...], tuple[float, Adjust]] = field(default_factory=dict)
 
     def rows(self, run: Run, pair: Pair, measured: float) -> list[dict[str, Any]]:
         """Errors of throughput over plain decoding with each part swapped, and with all: log(predicted / measured).
+
+        None, and a note, where a part of the run cannot be swapped: what was measured is worth a report all the same.
 
         Args:
             run: the measured run.
             pair: its twins.
             measured: its ratio.
         """
+        try:
+            return self._rows(run, pair, measured)
+        except (InputError, ValueError) as error:
+            self.notes.append(f"which part is to blame in {run.name} cannot be told: {error}")
+            return []
+        finally:
+            self.advance()
+
+    def _rows(self, run: Run, pair: Pair, measured: float) -> list[dict[str, Any]]:
         luck = luck_seeds(run.trial.seed, self.predictor.luck)
         where = {"policy": run.trial.policy, **run.trial.point, "seed": run.trial.seed}
         before = self._error(pair, luck, measured, self.predictor.plain(run, pair))
@@ -156,11 +131,10 @@ class Attribution:
         for part, (policy, reference) in changes.items():
             swapped = pair.with_(policy, reference)
             rows.append({**where, "part": part, "error": self._error(swapped, luck, measured, swapped.plain())})
-        together = pair
+        every = pair
         for policy, reference in changes.values():
-            together = together.with_(policy, reference)
-        rows.append({**where, "part": ALL, "error": self._error(together, luck, measured, together.plain())})
-        self.advance()
+            every = every.with_(policy, reference)
+        rows.append({**where, "part": ALL, "error": self._error(every, luck, measured, every.plain())})
         return rows
 
     def _error(self, pair: Pair, luck: Sequence[int], measured: float, plain: dict[str, float]) -> float:
@@ -169,12 +143,11 @@ class Attribution:
 
     def _changes(self, run: Run, pair: Pair) -> dict[str, tuple["Change", "Change"]]:
         """For every part that the run shows: how the twins of policy and reference change."""
-        records, twin = run.records(), pair.policy
-        policy, cost = twin.policy, twin.backend.calibrated_cost
-        reads = bool(policy.needs & {"survival", "accept_len"})
-        says = step_seconds(records.steps, cost, reads_head=reads, drafter_loaded=policy.loads_drafter)
+        twin = pair.policy
+        trial = replace(run.recorded(), policy=twin.policy)
+        records = trial.records
         speed, plain = self._plain_levels(run, pair)
-        own = levels(records.steps, says, speed)
+        own = measured_parts(trial, twin.backend.calibrated_cost, self.predictor.profile).levels(speed)
         found: dict[str, tuple[Change, Change]] = {}
         for part in TIMES:
             if part in own.model_fields_set | plain.model_fields_set:
@@ -185,7 +158,7 @@ class Attribution:
             swapped = own_acceptance(blocks, model, twin.backend.max_draft_len)
             found["acceptance"] = (lambda t: t.with_(acceptance=_with_head(swapped, t)), _same)
             seen = {d: swapped.survival(d, twin.backend.max_draft_len) for d in records.blocks["domain"].unique()}
-            head = own_head(records, model.head, seen) if reads else None
+            head = own_head(records, model.head, seen) if trial.reads_head else None
         if head is not None:
             found["head"] = (lambda t: t.with_(acceptance=_acceptance(t).model_copy(update={"head": head})), _same)
         return found
@@ -200,15 +173,12 @@ class Attribution:
     def _plain_levels(self, run: Run, pair: Pair) -> tuple[float, Adjust]:
         """How many times slower the machine was at plain decoding beside a run, and the level of its parts in that."""
         if run.place not in self._levels:
-            cost, loaded = pair.reference.backend.calibrated_cost, pair.reference.policy.loads_drafter
-            steps = pd.concat([r.records().steps for r in self.references[run.place]], ignore_index=True)
-            says = step_seconds(steps, cost, reads_head=False, drafter_loaded=loaded)
-            speed = float(steps[[f"{part}_s" for part in TIMES]].to_numpy().sum() / says.to_numpy().sum())
-            self._levels[run.place] = speed, levels(steps, says, speed)
+            twin, profile = pair.reference, self.predictor.profile
+            trials = [replace(r.recorded(), policy=twin.policy) for r in self.references[run.place]]
+            parts = together([measured_parts(t, twin.backend.calibrated_cost, profile) for t in trials])
+            speed = parts.speed
+            self._levels[run.place] = speed, parts.levels(speed)
         return self._levels[run.place]
-
-
-Change = Callable[[Twin], Twin]
 
 
 def _scaled(part: str, own: Adjust) -> Change:
@@ -260,11 +230,3 @@ def to_blame(rows: pd.DataFrame) -> pd.DataFrame:
     table["removed"] = cells[""].abs() - table["left"]
     table["part"] = table["part"].where(table["removed"] > 0, "none alone")
     return table.drop(columns="left").reset_index()
-
-
-def guarded(work: Callable[[], list[dict[str, Any]]]) -> tuple[list[dict[str, Any]], str | None]:
-    """The rows of a run, or why its parts cannot be swapped."""
-    try:
-        return work(), None
-    except (InputError, ValueError) as error:
-        return [], str(error)

@@ -13,31 +13,39 @@ from matplotlib.figure import Figure
 from adasim.figures import png
 from adasim.page import short
 from adasim.tables import Design
+from adasim.tolerances import Tolerances
 
 MARK = "measured and simulated, as marked"
-CAPTIONS = {
-    "scatter": "Throughput over plain decoding, simulated against measured, one point a cell; hollow: used for fitting. "
-    "Bars: 95 % intervals (measured: over repeats; simulated: luck and the profile's uncertainty). Bands: 6 and 15 %.",
-    "errors": "Error of the simulated throughput over plain decoding, by cell, in %: blue is too slow, red too fast; "
-    "cells in brackets were used for fitting and do not count.",
-    "crossover": "Throughput over plain decoding against the load: measured solid, simulated dashed.",
-    "attribution": "Mean absolute error that is left when a part of the model is replaced by what each run showed.",
-}
 
 
-def draw(cells: pd.DataFrame, attribution: pd.DataFrame, design: Design) -> dict[str, bytes]:
+def captions(limits: Tolerances) -> dict[str, str]:
+    """What is under each picture, by name."""
+    mean, worst = 100 * limits.throughput_mae, 100 * limits.throughput_worst
+    return {
+        "scatter": "Throughput over plain decoding, simulated against measured, one point a cell; hollow: used for "
+        "fitting. Bars: 95 % intervals (measured: over repeats; simulated: luck and the profile's uncertainty; none: "
+        f"unknown). Bands: {mean:g} and {worst:g} %.",
+        "errors": "Error of the simulated throughput over plain decoding, by cell, in %: blue is too slow, red too fast; "
+        "cells in brackets were used for fitting and do not count.",
+        "crossover": "Throughput over plain decoding against the load: measured solid, simulated dashed.",
+        "attribution": "Mean absolute error that is left when a part of the model is replaced by what each run showed.",
+    }
+
+
+def draw(cells: pd.DataFrame, attribution: pd.DataFrame, design: Design, limits: Tolerances) -> dict[str, bytes]:
     """All pictures, by name.
 
     Args:
         cells: see ``accuracy.cells_of``.
         attribution: see ``attribution.summary_of``.
         design: what was swept.
+        limits: shown as bands.
     """
     shown = cells[~cells["reference"]]
     with mpl.rc_context({"backend": "Agg"}), sns.axes_style("whitegrid"), sns.plotting_context("notebook", 0.9):
         made: dict[str, Figure] = {}
         if len(shown):
-            made |= {"scatter": _scatter(shown), "errors": _heat(shown, design.point)}
+            made |= {"scatter": _scatter(shown, limits), "errors": _heat(shown, design.point)}
             if design.x is not None and shown[design.x].nunique() > 1:
                 made["crossover"] = _curves(shown, design.x, design.facets)
         if len(attribution):
@@ -45,7 +53,7 @@ def draw(cells: pd.DataFrame, attribution: pd.DataFrame, design: Design) -> dict
         return {name: png(figure, MARK) for name, figure in made.items()}
 
 
-def _scatter(cells: pd.DataFrame) -> Figure:
+def _scatter(cells: pd.DataFrame, limits: Tolerances) -> Figure:
     figure, ax = plt.subplots(figsize=(8.4, 5.6), layout="constrained")
     policies = list(dict.fromkeys(cells["policy"]))
     for policy, colour in zip(policies, sns.color_palette("colorblind", len(policies)), strict=True):
@@ -55,14 +63,14 @@ def _scatter(cells: pd.DataFrame) -> Figure:
                 continue
             x, y = part["measured_throughput_ratio"], part["predicted_throughput_ratio"]
             xerr = x * part["measured_throughput_ratio_hw"].fillna(0)
-            yerr = y * part["predicted_throughput_ratio_hw"]
+            yerr = y * part["predicted_throughput_ratio_hw"].fillna(0)
             ax.errorbar(x, y, xerr=xerr, yerr=yerr, fmt="none", ecolor=colour, elinewidth=0.7, alpha=0.5)
             label = f"{policy} (fitted)" if fitted else policy
             ax.scatter(x, y, s=40, edgecolors=[colour], facecolors=["none" if fitted else colour], label=label)
     values = cells[["measured_throughput_ratio", "predicted_throughput_ratio"]].to_numpy()
     line = np.array([np.nanmin(values) * 0.93, np.nanmax(values) * 1.07])
     ax.plot(line, line, color="0.3", linewidth=1)
-    for band in (0.06, 0.15):
+    for band in (limits.throughput_mae, limits.throughput_worst):
         ax.fill_between(line, (1 - band) * line, (1 + band) * line, color="0.5", alpha=0.12, linewidth=0)
     ax.axhline(1, color="0.4", linestyle=":", linewidth=1)
     ax.axvline(1, color="0.4", linestyle=":", linewidth=1)

@@ -1,38 +1,61 @@
 """How much the measured numbers move between two measurements of one scenario: no prediction can be held to less."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from adasim.errors import InputError
-from adasim.identity import EngineIdentity
-from adasim.validation.measured import PLAIN, RATIOS, Run, runs_of, table_of
-
-METRICS = (*(f"{name}_ratio" for name in RATIOS), *PLAIN)
+from adasim.validation.measured import METRICS, table_of
+from adasim.validation.recorded_runs import BELIEFS, differing
+from adasim.validation.run import Run, runs_of
 
 
 def compare(first: Path, second: Path) -> tuple[pd.DataFrame, list[str]]:
-    """A row a cell that both folders hold: second / first - 1 of every metric, means over repeats; and notes.
+    """A row a cell that both folders hold: second / first - 1 of every metric, means over common seeds; and notes.
 
     Raises:
-        InputError: not records, or no cell in common.
+        InputError: not records, made with different settings, or nothing in common.
     """
     runs = [runs_of(folder) for folder in (first, second)]
     point = list(runs[0][0].trial.point)
     if any(list(r.trial.point) != point for part in runs for r in part):
         raise InputError(f"--floor: {first} and {second} sweep different fields")
-    tables = [_cells(part, ["policy", *point]) for part in runs]
-    common = [cell for cell in tables[0].index if cell in tables[1].index]
+    common = {_place(r) for r in runs[0]} & {_place(r) for r in runs[1]}
     if not common:
-        raise InputError(f"--floor: {first} and {second} have no policy and point in common")
-    moved = (tables[1].loc[common] - tables[0].loc[common]).apply(np.expm1)
-    left = [
-        f"{len(t) - len(common)} cells of {f} are not in the other" for f, t in zip((first, second), tables, strict=True)
-    ]
-    notes = [line for line in left if not line.startswith("0 ")]
+        raise InputError(f"--floor: {first} and {second} have no policy, point and seed in common")
+    kept = [[r for r in part if _place(r) in common] for part in runs]
+    if problems := _differences(*kept):
+        raise InputError(*(f"--floor: {first} and {second} differ: {line}" for line in problems))
+    tables = [_cells(part, ["policy", *point]) for part in kept]
+    moved = (tables[1].loc[tables[0].index] - tables[0]).apply(np.expm1)
+    left = [(folder, len({_place(r) for r in part} - common)) for folder, part in zip((first, second), runs, strict=True)]
+    notes = [f"{count} runs of {folder} are not in the other, and left out" for folder, count in left if count]
     return moved.reset_index(), notes + _engines(runs)
+
+
+def _place(run: Run) -> tuple[object, ...]:
+    return (run.trial.policy, *run.place)
+
+
+def _differences(one: Sequence[Run], other: Sequence[Run]) -> list[str]:
+    """Settings of runs of the same policy, point and seed; beliefs of policies about time count where they ask."""
+    theirs = {_place(r): r for r in other}
+    found: dict[str, None] = {}
+    for run in one:
+        mine, yours = (_counting(r) for r in (run, theirs[_place(run)]))
+        found |= dict.fromkeys(line[1:] for line in differing(mine, yours, "the other says"))
+    return list(found)
+
+
+def _counting(run: Run) -> Mapping[str, Any]:
+    """The configuration of a run, without what its policy does not ask for."""
+    config = dict(run.config or {})
+    if run.engine is not None and "cost" not in run.trial.scenario().policies[0].needs:
+        config["backend"] = {k: v for k, v in config["backend"].items() if k not in BELIEFS}
+    return config
 
 
 def summary_of(moved: pd.DataFrame) -> pd.DataFrame:
@@ -72,5 +95,4 @@ def _engines(runs: Sequence[Sequence[Run]]) -> list[str]:
     found = [next((r.engine for r in part if r.engine is not None), None) for part in runs]
     if found[0] is None or found[1] is None:
         return ["at least one of the folders was simulated"]
-    one, other = (EngineIdentity.model_validate(engine) for engine in found)
-    return [f"measured on another engine: first {line}" for line in one.differs(other)]
+    return [f"measured on another engine: first {line}" for line in found[0].differs(found[1])]

@@ -13,8 +13,8 @@ from adasim.statistics import CONFIDENCE
 from adasim.tolerances import Validation
 from adasim.validation.accuracy import MAIN, Bar, Noise, held_out
 from adasim.validation.attribution import ALL
-from adasim.validation.figures import CAPTIONS, MARK, draw
-from adasim.validation.prediction import METRICS
+from adasim.validation.figures import MARK, captions, draw
+from adasim.validation.measured import METRICS
 
 WORDS = {
     "throughput_ratio": "throughput / plain", "tpot_p50_ratio": "TPOT p50 / plain", "tpot_p95_ratio": "TPOT p95 / plain",
@@ -23,6 +23,7 @@ WORDS = {
     "itl_p95_ms": "ITL p95 ms", "itl_p99_ms": "ITL p99 ms",
 }  # fmt: skip
 
+VERDICT = {True: "met", False: "MISSED", None: "cannot tell"}
 WORTH = 0.1  # of the error; a part that removes less is not named
 
 
@@ -41,11 +42,18 @@ class Findings:
     attribution: pd.DataFrame = field(default_factory=pd.DataFrame)
     blame: pd.DataFrame = field(default_factory=pd.DataFrame)
     missing: int = 0  # runs of policies that were not measured yet
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the limits of throughput could be judged: without them nothing is known."""
+        limits = [bar for bar in self.bars if bar.what.startswith("throughput")]
+        return bool(limits) and all(bar.met is not None for bar in limits)
 
     @property
     def passed(self) -> bool:
-        """Everything was measured, and no limit is missed."""
-        return not self.missing and all(bar.met is not False for bar in self.bars)
+        """Everything was measured, throughput was judged, and no limit is missed."""
+        return not self.missing and self.judged and all(bar.met is not False for bar in self.bars)
 
 
 def answer(found: Findings) -> list[str]:
@@ -56,15 +64,18 @@ def answer(found: Findings) -> list[str]:
     says = []
     if found.missing:
         says.append(f"Not finished: {found.missing} runs are missing, so nothing is decided; what follows is so far.")
-    ratio = found.errors.set_index("metric").loc["throughput_ratio"] if len(found.errors) else None
-    if ratio is not None:
+    ratios = found.errors[found.errors["metric"] == "throughput_ratio"] if len(found.errors) else found.errors
+    if len(ratios):
+        ratio = ratios.iloc[0]
         says.append(
             f"Over {len(held)} held-out cells, throughput over plain decoding is off by {ratio['mean_abs']:.1%} on "
             f"average (bias {ratio['bias']:+.1%}, worst {ratio['worst']:+.1%}: {ratio['worst_cell']})"
-            + ("." if isnan(found.noise.repeat) else f"; a repeat of the same cell by {found.noise.repeat:.1%}.")
+            + ("." if isnan(found.noise.cell) else f"; the scatter of repeats alone by {found.noise.cell:.1%}.")
         )
     if missed:
         says.append(f"{len(missed)} of {len(found.bars)} limits are missed: {'; '.join(_told(b) for b in missed)}.")
+    elif not found.judged:
+        says.append("Throughput over plain decoding cannot be judged, so nothing is: no pass.")
     elif not found.missing:
         says.append(f"All {len(found.bars) - len(unknown)} limits that can be judged are met.")
     if unknown:
@@ -97,23 +108,27 @@ def method(found: Findings, settings: Validation) -> list[str]:
     return [
         f"Measured runs alternate with plain decoding (a reference, {settings.pair} policies, a reference, ...), every "
         "point once before any twice. A run is divided by the reference interpolated between the ones before and after; "
-        f"they lie {age} apart. What both share, like a slower machine, cancels.",
+        f"they lie {age} apart; a run further than {settings.reference_age_s:g} s is not judged. What both share, like a "
+        "slower machine, cancels.",
         f"Simulated: the twin of every measured run, with the requests as served and the engine's own limits, "
         f"{settings.luck} times with luck of its own; divided by the twin of the plain decoding beside it. Policies "
         "believe of time what they believe on the real engine. A request's output length is an input where the model may "
         "end it early.",
         f"Intervals: measured, a {CONFIDENCE:.0%} t-interval over repeats, relative; simulated, the luck of as many "
         "runs, and each uncertainty of the profile moved alone, in squares. Errors are of means over repeats.",
-        f"Repeat error: a run's distance from its cell's mean, {_percent(found.noise.repeat)} of throughput over plain "
-        f"decoding ({_percent(found.noise.absolute)} of tokens/s), other requests and luck included; two references that "
+        "Repeat error: how far measured over simulated throughput (over plain decoding) of a run lies from its cell's "
+        f"mean, {_percent(found.noise.run)}, and of a mean over the cell's repeats, {_percent(found.noise.cell)}: what a "
+        "right model would be off by. The simulation knows which requests a repeat serves; the luck of the text, of the "
+        f"machine and of the simulation are in it. Tokens/s move by {_percent(found.noise.absolute)}; references that "
         f"follow each other differ by {_percent(found.noise.reference)}.",
         "Limits hold over held-out cells: cells that the profile was fitted on, and plain decoding itself, do not count. "
-        "tau and TPOT have limits on the mean error; the worst cells are listed beside.",
+        "tau and TPOT have limits on the mean error; how many cells exceed a limit is said beside.",
         "Ranking: a gap between two policies exceeds noise when it exceeds 1 % and its interval, all gaps of a point "
         "together (Bonferroni), variance pooled over pairs. Without repeats no gap does.",
         "Crossover: the load after the last one at which a policy beats plain decoding.",
         "Attribution: times keep the profile's form and take the run's own level, part by part, relative to that "
-        "of plain decoding beside it. Acceptance is the run's own survival (product-limit; where a policy cut by "
+        "of plain decoding beside it; the pause before a step is part of its overhead or prefill, as calibration has it. "
+        "Acceptance is the run's own survival (product-limit; where a policy cut by "
         "what it saw, that of fixed lengths beside it); the head's bias and noise are its own. What a part removes alone "
         "may be hidden by another's error of the opposite sign.",
     ]
@@ -142,8 +157,8 @@ def write(found: Findings, story: Story, settings: Validation, out: Path, *, fit
             "bars": bars_table(found.bars), "attribution": found.attribution, "blame": found.blame,
             "measured": found.measured, "simulated": found.predicted,
         },
-        pictures=draw(found.cells, found.attribution, story.design),
-        captions=CAPTIONS,
+        pictures=draw(found.cells, found.attribution, story.design, settings.tolerances),
+        captions=captions(settings.tolerances),
         method=method(found, settings),
         about_error=f"Held-out cells alone count. {fitted}",
         failures=[_told(b) for b in found.bars if b.met is False],
@@ -154,24 +169,15 @@ def write(found: Findings, story: Story, settings: Validation, out: Path, *, fit
 
 def bars_table(bars: Sequence[Bar]) -> pd.DataFrame:
     """Limits as a table."""
-    told = {True: "met", False: "MISSED", None: "cannot tell"}
-    return pd.DataFrame(
-        [{"limit": b.what, "found": b.value, "allowed": b.limit, "verdict": told[b.met], "why": b.why} for b in bars]
-    )
+    rows = [
+        {"limit": b.what, "found": b.value, "allowed": b.limit, "verdict": VERDICT[b.met], "why": b.why} for b in bars
+    ]
+    return pd.DataFrame(rows)
 
 
 def _tables(found: Findings, point: list[str]) -> list[Table]:
     names = short(point)
-    bars = [
-        [
-            b.what,
-            _value(b, b.value),
-            _value(b, b.limit),
-            {True: "met", False: "MISSED", None: "cannot tell"}[b.met],
-            b.why,
-        ]
-        for b in found.bars
-    ]
+    bars = [[b.what, _value(b, b.value), _value(b, b.limit), VERDICT[b.met], b.why] for b in found.bars]
     errors = [
         [
             WORDS[r["metric"]], f"{r['cells']}", f"{r['mean_abs']:.1%}", f"{r['bias']:+.1%}", f"{r['worst']:+.1%}",
@@ -205,8 +211,9 @@ def _tables(found: Findings, point: list[str]) -> list[Table]:
         for _, r in found.blame.iterrows()
     ]
     noise = [
-        ["throughput over plain decoding, a repeat from its cell's mean", _percent(found.noise.repeat)],
-        ["tokens/s, the same", _percent(found.noise.absolute)],
+        ["measured over simulated throughput / plain, a run from its cell's mean", _percent(found.noise.run)],
+        ["the same, the mean over a cell's repeats", _percent(found.noise.cell)],
+        ["tokens/s, a run from its cell's mean", _percent(found.noise.absolute)],
         ["plain decoding, one run from the next within a block", _percent(found.noise.reference)],
     ]
     unlimited = (

@@ -1,17 +1,20 @@
 """The simulated twin of a real run: the same engine limits, and the requests as they were served."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
 import numpy as np
 from pydantic import PrivateAttr
 
 from adasim.backends import AnyBackend
+from adasim.calibration.acceptance import AcceptanceModel, CurveAcceptance
 from adasim.calibration.adjust import Adjust
+from adasim.calibration.labels import HeadLearning
 from adasim.calibration.profile import Profile
 from adasim.errors import InputError
 from adasim.policies.base import Policy
+from adasim.policies.off import Off
 from adasim.records import Records
 from adasim.scenario import Scenario
 from adasim.simulator.backend import SimBackend
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 NO_TIME_US = 1e-9  # a token; the whole of a round's time is in its setup
+NEVER_S = 1e9
+BISECTIONS = 6
 LIMITS = ("max_running_requests", "lag_steps", "max_prefill_tokens", "chunked_prefill", "ragged", "kv", "scheduler")
 
 
@@ -82,7 +87,7 @@ def twin_of(backend: AnyBackend, profile: Profile, learning: Learning | None = N
     given: dict[str, Any] = {name: getattr(backend, name) for name in LIMITS if hasattr(backend, name)}
     sim = SimBackend(
         cost=profile.cost,
-        acceptance=profile.acceptance,
+        acceptance=acceptance_of(backend, profile),
         drafters=profile.drafters,
         max_draft_len=caps.max_draft_len,
         **given,
@@ -90,6 +95,36 @@ def twin_of(backend: AnyBackend, profile: Profile, learning: Learning | None = N
     own: dict[str, Any] = {"believed": caps.cost, "learning": learning}
     own |= {name: getattr(backend, name) for name in ("predictor", "alarm") if hasattr(backend, name)}
     return sim.model_copy(update=own)
+
+
+def acceptance_of(backend: AnyBackend, profile: Profile) -> AcceptanceModel:
+    """The profile's acceptance at the temperature at which ``backend`` samples.
+
+    Raises:
+        InputError: outside the temperatures that the profile covers.
+    """
+    model, sampling = profile.acceptance, getattr(backend, "sampling", None)
+    if sampling is None or not isinstance(model, CurveAcceptance) or model.tau_by_temperature is None:
+        return model
+    known, asked = sorted(model.tau_by_temperature), sampling.temperature
+    if not known[0] <= asked <= known[-1]:
+        raise InputError(
+            f"profile {profile.name}: acceptance was measured at temperatures {known[0]:g}..{known[-1]:g}, "
+            f"backend.sampling.temperature is {asked:g}"
+        )
+    return model.model_copy(update={"temperature": asked})
+
+
+def notes_of(backend: AnyBackend, profile: Profile) -> tuple[str, ...]:
+    """What the profile leaves open of an engine."""
+    model, sampling = profile.acceptance, getattr(backend, "sampling", None)
+    silent = isinstance(model, CurveAcceptance) and model.tau_by_temperature is None
+    if sampling is None or not sampling.temperature or not silent:
+        return ()
+    return (
+        f"profile {profile.name} does not say at which temperature its acceptance was measured; it is taken to hold at "
+        f"{sampling.temperature:g}",
+    )
 
 
 def learning_of(backend: AnyBackend, profile: Profile, domains: Sequence[str], events: "pd.DataFrame") -> Learning | None:
@@ -113,21 +148,33 @@ def learning_of(backend: AnyBackend, profile: Profile, domains: Sequence[str], e
     if opd is None or not opd.enabled:
         return None
     trained, loaded = (events.loc[events["kind"] == kind, "seconds"] for kind in ("trained", "reload"))
-    if trained.empty:
-        return None  # no training round ended within the run
+    if trained.empty and not opd.full_verify_share:
+        return None  # no training round ended within the run, and nothing else of it is to be seen
     missing = sorted(set(domains) - set(profile.learning))
-    if missing:
+    if missing and len(trained):
         raise InputError(f"profile {profile.name}: does not know how the drafter learns {', '.join(missing)}")
+    whole = opd.full_verify_share if opd.head_label == "full" else 0.0
     return Learning(
-        curves={d: profile.learning[d] for d in domains},
+        curves={d: profile.learning[d] for d in domains if d in profile.learning},
+        head=HeadLearning(label="full_verify", full_verify_share=whole) if whole else HeadLearning(),
         buffer=opd.buffer,
         max_tokens=opd.max_tokens,
         epochs=opd.epochs,
         gpus=1,
         token_us=NO_TIME_US,
-        setup_s=float(trained.mean()),
+        setup_s=float(trained.mean()) if len(trained) else NEVER_S,
         reload_ms=1e3 * float(loaded.mean()) if len(loaded) else 0.0,
+        rollback=opd.rollback,
     )
+
+
+class OffBesideDrafter(Off):
+    """Plain decoding on an engine that has loaded a drafter, to train it."""
+
+    @property
+    def loads_drafter(self) -> bool:
+        """Yes."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +184,7 @@ class Twin:
     backend: SimBackend
     workload: Served
     policy: Policy
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, scenario: Scenario, profile: Profile, requests: "pd.DataFrame", events: "pd.DataFrame") -> "Twin":
@@ -149,8 +197,12 @@ class Twin:
             events: as recorded.
         """
         workload = Served.of(scenario.workload, as_served(requests, scenario.workload))
-        learning = learning_of(scenario.backend, profile, workload.domain_names, events)
-        return cls(twin_of(scenario.backend, profile, learning), workload, scenario.policies[0])
+        backend, policy = scenario.backend, scenario.policies[0]
+        learning = learning_of(backend, profile, workload.domain_names, events)
+        opd = getattr(backend, "opd", None)
+        if isinstance(policy, Off) and opd is not None and opd.enabled:
+            policy = OffBesideDrafter(name=policy.label)
+        return cls(twin_of(backend, profile, learning), workload, policy, notes_of(backend, profile))
 
     def check(self) -> None:
         """Refuse what the profile's models do not cover.
@@ -172,6 +224,29 @@ class Twin:
     def moved(self, name: str, value: float) -> "Twin":
         """The same with one calibrated input moved; see :class:`Adjust`. Policies go on believing what they believed."""
         return self.with_(adjust=Adjust.model_validate({name: value}))
+
+
+Change = Callable[[Twin], Twin]
+Found = TypeVar("Found")
+
+
+def farthest(found_at: Callable[[float], Found], start: float, end: float) -> tuple[Found, float] | None:
+    """What ``found_at`` gives at ``end``, or where that is impossible as far towards it from ``start`` as it goes.
+
+    Returns:
+        What was found and the share of the way, (0, 1]; None: nothing but at ``start``.
+    """
+    best, low, high = None, 0.0, 1.0
+    share = 1.0
+    for _ in range(BISECTIONS + 1):
+        try:
+            best, low = (found_at(start + share * (end - start)), share), share
+        except (InputError, ValueError):  # what the model cannot be moved to
+            high = share
+        if low == 1:
+            break
+        share = (low + high) / 2
+    return best
 
 
 def luck_seeds(seed: int, count: int) -> list[int]:

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, log
 from typing import Literal
 
@@ -12,24 +12,25 @@ from scipy.special import ndtri
 
 from adasim.calibration.adjust import DEFAULTS
 from adasim.calibration.alarm import Alarm
+from adasim.calibration.cost import CostModel
+from adasim.calibration.estimate.recording import RecordedTrial
 from adasim.calibration.profile import Profile
-from adasim.errors import InputError
 from adasim.records import Records
 from adasim.tolerances import Validation
 from adasim.types import FloatArray
-from adasim.validation.attribution import SMALL_S, TIMES, step_seconds
-from adasim.validation.measured import Run
-from adasim.validation.twin import Twin, luck_seeds
+from adasim.validation.parts import SMALL_S, TIMES, measured_parts
+from adasim.validation.run import Run
+from adasim.validation.twin import Twin, farthest, luck_seeds
 
 Direction = Literal["rose", "fell"]
 LUCK = 4  # simulated runs that a measured one is ranked among
-SIDES: dict[Direction, float] = {"rose": 1.0, "fell": -1.0}
+SIGNS: dict[Direction, float] = {"rose": 1.0, "fell": -1.0}
 LEAST_SHARE = 0.002  # of a run's time; less is not watched
 
 
 @dataclass(slots=True)
-class Side:
-    """A sum of scores whose mean is at most 0 while nothing has moved; it alarms once.
+class Cusum:
+    """A one-sided cumulative sum of scores whose mean is at most 0 while nothing has moved; it alarms once.
 
     Attributes:
         slack: what every value pays, standard deviations.
@@ -67,7 +68,7 @@ class Moved:
 
     what: str  # verify, draft, overhead, prefill, or acceptance of a domain
     direction: Direction
-    since: Side  # what was seen since it began
+    since: Cusum  # what was seen since it began
     run: str  # in which the sum became too large
     interval: float  # relative half-width that the profile allows
 
@@ -99,49 +100,47 @@ class Watcher:
 
     def __init__(self, profile: Profile, settings: Validation) -> None:
         self.profile = profile
-        charts = {
+        alarms = {
             "runs": Alarm(false_alarm_requests=settings.false_alarm_runs),
             "requests": Alarm(false_alarm_requests=settings.false_alarm_requests),
         }
-        self._cost = defaultdict[tuple[str, Direction], Side](lambda: _side(charts["runs"]))
-        self._luck = defaultdict[tuple[str, Direction], Side](lambda: _side(charts["requests"]))
+        self._cost = defaultdict[tuple[str, Direction], Cusum](lambda: _cusum(alarms["runs"]))
+        self._luck = defaultdict[tuple[str, Direction], Cusum](lambda: _cusum(alarms["requests"]))
         self._read = set[tuple[int, str, int]]()  # seed, domain and number of the requests whose text has counted
         self.runs = self.requests = 0
 
     def take(self, run: Run) -> list[Moved]:
         """Hold a run against the profile; returns what is found to have moved for the first time."""
-        self.runs += 1
-        records, scenario = run.records(), run.trial.scenario()
-        twin = Twin.of(scenario, self.profile, records.requests, records.events)
+        trial = run.recorded()
+        records = trial.records
+        twin = Twin.of(run.trial.scenario(), self.profile, records.requests, records.events)
         twin.check()
-        name = f"{run.trial.policy} {run.trial.point or ''} seed {run.trial.seed}"
-        moved = self._costs(records, twin, name)
-        if not any("forced" in note for note in run.notes) and (records.steps["draft_tokens"] > 0).any():
-            moved += self._acceptance(records, twin, run.trial.seed, name)
+        self.runs += 1
+        moved = self._costs(replace(trial, policy=twin.policy), twin, run.name)
+        if not trial.forced and (records.steps["draft_tokens"] > 0).any():
+            moved += self._acceptance(records, twin, run.trial.seed, run.name)
         return moved
 
     def interval(self, name: str) -> float:
         """The profile's relative half-width of an input, a rule of thumb where it states none."""
         return float(getattr(self.profile.uncertainty, name) or getattr(DEFAULTS, name))
 
-    def _costs(self, records: Records, twin: Twin, name: str) -> list[Moved]:
-        policy, steps = twin.policy, records.steps
-        reads = bool(policy.needs & {"survival", "accept_len"})
-        cost = twin.backend.calibrated_cost
-        says = step_seconds(steps, cost, reads_head=reads, drafter_loaded=policy.loads_drafter)
-        total, moved = float((steps["end_s"] - steps["start_s"]).sum()), []
+    def _costs(self, trial: RecordedTrial, twin: Twin, name: str) -> list[Moved]:
+        parts = measured_parts(trial, _without_pauses(twin.backend.calibrated_cost), self.profile)
+        measured, says = parts.measured, parts.modelled
+        total, moved = float(measured.to_numpy().sum()), list[Moved]()
         for part in TIMES:
-            here = steps[f"{part}_s"]
+            here = measured[part]
             active = (says[part] > SMALL_S) & (here > SMALL_S)
             if min(says[part].sum(), here.sum()) < LEAST_SHARE * total or not active.any():
                 continue
             width = log(1 + self.interval(part))
             ratios = (here[active] / says[part][active]).to_numpy(dtype=np.float64)
             off = float(np.median(np.log(ratios)))  # steps that something held up count little
-            for direction, sign in SIDES.items():
-                side = self._cost[part, direction]
-                if side.take((sign * off - width) / (width / 2), exp(off), 1.0):
-                    moved.append(Moved(f"cost of {part}", direction, side, name, self.interval(part)))
+            for direction, sign in SIGNS.items():
+                chart = self._cost[part, direction]
+                if chart.take((sign * off - width) / (width / 2), exp(off), 1.0):
+                    moved.append(Moved(f"cost of {part}", direction, chart, name, self.interval(part)))
         return moved
 
     def _acceptance(self, records: Records, twin: Twin, seed: int, name: str) -> list[Moved]:
@@ -156,15 +155,20 @@ class Watcher:
         low, middle, high = (_simulated(twin, factor, seed) for factor in (1 - width, 1.0, 1 + width))
         for domain, value in zip(done["domain"], done["tau"], strict=True):
             scores = {"rose": _score(value, high[domain]), "fell": -_score(value, low[domain])}
-            for direction in SIDES:
-                side = self._luck[domain, direction]
-                if side.take(scores[direction], value, float(middle[domain].mean())):
-                    moved.append(Moved(f"acceptance of {domain}", direction, side, name, width))
+            for direction in SIGNS:
+                chart = self._luck[domain, direction]
+                if chart.take(scores[direction], value, float(middle[domain].mean())):
+                    moved.append(Moved(f"acceptance of {domain}", direction, chart, name, width))
         return moved
 
 
-def _side(alarm: Alarm) -> Side:
-    return Side(alarm.shift / 2, alarm.threshold)
+def _cusum(alarm: Alarm) -> Cusum:
+    return Cusum(alarm.shift / 2, alarm.threshold)
+
+
+def _without_pauses(cost: CostModel) -> CostModel:
+    """The cost without the share of time that is lost now and then: medians of steps do not show it."""
+    return cost.model_copy(update={"overhead": cost.overhead.model_copy(update={"time_share": 0.0})})
 
 
 def _decoded(requests: pd.DataFrame) -> pd.DataFrame:
@@ -174,14 +178,17 @@ def _decoded(requests: pd.DataFrame) -> pd.DataFrame:
 
 
 def _simulated(twin: Twin, factor: float, seed: int) -> dict[str, FloatArray]:
-    """The same of several lucks, with tau of full blocks times ``factor`` (1 where that cannot be)."""
-    try:
-        moved = twin if factor == 1 else twin.moved("acceptance", factor)
-        moved.check()
-    except (InputError, ValueError):
-        moved = twin
-    found = pd.concat([_decoded(moved.run(luck).requests) for luck in luck_seeds(seed, LUCK)])
+    """The same of several lucks, with tau of full blocks times ``factor``, or as near to it as it can be."""
+    if factor != 1:
+        moved = farthest(lambda to: _checked(twin.moved("acceptance", to)), 1.0, factor)
+        twin = twin if moved is None else moved[0]
+    found = pd.concat([_decoded(twin.run(luck).requests) for luck in luck_seeds(seed, LUCK)])
     return {str(d): np.sort(part["tau"].to_numpy(dtype=np.float64)) for d, part in found.groupby("domain")}
+
+
+def _checked(twin: Twin) -> Twin:
+    twin.check()
+    return twin
 
 
 def _score(value: float, among: FloatArray) -> float:

@@ -1,0 +1,100 @@
+"""Seconds of recorded steps by part, measured and as a profile says, both divided in the same way."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from adasim.calibration.adjust import Adjust
+from adasim.calibration.cost import CostModel
+from adasim.calibration.estimate.recording import RecordedTrial
+from adasim.calibration.estimate.steps import pauses
+from adasim.calibration.profile import Profile
+
+TIMES = ("verify", "draft", "overhead", "prefill")
+SMALL_S = 1e-7  # a step; what is taken for nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """Seconds of steps, a row each, columns :data:`TIMES`.
+
+    What verification takes longer beside a loaded drafter is part of its measured time, and calibrated profiles count it
+    as overhead, where cost models have a place for it: here it is verification on both sides. The pause before a step is
+    overhead of a round and prefill of a step that prefills alone, as calibration has it.
+
+    Attributes:
+        measured: as recorded, with pauses.
+        modelled: of the same steps.
+        beside: of ``modelled``'s verification, what the profile's cost counts as overhead, seconds in all.
+    """
+
+    measured: pd.DataFrame
+    modelled: pd.DataFrame
+    beside: float
+
+    def levels(self, speed: float = 1.0) -> Adjust:
+        """Measured over modelled seconds of each part, over all steps: the model's form, the run's own level.
+
+        A part that the model or the run takes for nothing keeps its level. Factors are of the profile's own parts, so
+        that with all of them the steps take as long as they did.
+
+        Args:
+            speed: how many times longer everything took; no part's own.
+        """
+        here, there = self.measured.sum() / speed, self.modelled.sum()
+        known = [p for p in TIMES if min(here[p], there[p]) > SMALL_S * len(self.measured)]
+        if self.beside and {"verify", "overhead"} <= set(known):
+            here["verify"], there["verify"] = here["verify"] - self.beside, there["verify"] - self.beside
+            here["overhead"], there["overhead"] = here["overhead"] + self.beside, there["overhead"] + self.beside
+        return Adjust.model_validate({p: float(np.clip(here[p] / there[p], 0.01, 100)) for p in known})
+
+    @property
+    def speed(self) -> float:
+        """How many times longer everything took than the model says."""
+        return float(self.measured.to_numpy().sum() / self.modelled.to_numpy().sum())
+
+
+def together(parts: Sequence[Parts]) -> Parts:
+    """The steps of several runs."""
+    measured = pd.concat([p.measured for p in parts], ignore_index=True)
+    modelled = pd.concat([p.modelled for p in parts], ignore_index=True)
+    return Parts(measured, modelled, sum(p.beside for p in parts))
+
+
+def measured_parts(trial: RecordedTrial, cost: CostModel, profile: Profile) -> Parts:
+    """A recorded run beside what ``cost``, that of ``profile``, says of its steps."""
+    steps = trial.records.steps
+    measured = pd.DataFrame({part: steps[f"{part}_s"] for part in TIMES})
+    alone = (steps["prefill_tokens"] > 0) & (steps["decoding"] == 0)
+    pause = pd.Series(pauses(trial), index=steps.index)
+    measured["prefill"] += pause.where(alone, 0.0)
+    measured["overhead"] += pause.where(~alone, 0.0)
+    loaded = trial.drafter_loaded
+    modelled = step_seconds(steps, cost, reads_head=trial.reads_head, drafter_loaded=loaded)
+    both, each = (_fitted_ms(profile, f"verify.{name}") for name in ("drafter_ms", "drafter_per_request_ms"))
+    beside = 1e-3 * (both + each * steps["decoding"]) * (loaded & (steps["decoding"] > 0))
+    modelled["verify"] += beside
+    modelled["overhead"] -= beside
+    return Parts(measured, modelled[list(TIMES)], float(beside.sum()))
+
+
+def _fitted_ms(profile: Profile, name: str) -> float:
+    found = profile.intervals.get(name)
+    return 0.0 if found is None else found.value
+
+
+def step_seconds(steps: pd.DataFrame, cost: CostModel, *, reads_head: bool, drafter_loaded: bool) -> pd.DataFrame:
+    """What a cost model says of recorded steps at their own batch, tokens and context: seconds by part, a row each."""
+    numbers = steps[["decoding", "draft_tokens", "verify_tokens", "context", "prefill_tokens"]].to_numpy(dtype=float)
+    rows = []
+    for decoding, drafts, verified, context, prefill in numbers.tolist():
+        batch, positions = int(decoding), int(drafts + decoding) if drafts else 0
+        longest = round(drafts / decoding) if decoding else 0
+        step = cost.step(
+            batch, positions, int(verified), context, longest_draft=longest, prefill=int(prefill), reads_head=reads_head,
+            drafter_loaded=drafter_loaded,
+        )  # fmt: skip
+        rows.append(step._asdict())
+    return pd.DataFrame(rows, index=steps.index, dtype=float)

@@ -1,0 +1,116 @@
+"""Runs that were recorded before, taken for those of a plan: only where they ran as the plan says."""
+
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adasim.errors import InputError
+from adasim.experiment import TRIALS
+from adasim.plan import Plan, Trial
+from adasim.validation.blocks import Block
+from adasim.validation.run import Run, read_manifest
+
+BELIEFS = {"cost", "profile"}  # what policies of a real engine know of time
+
+
+def runs_recorded(folder: Path, plan: Plan, known: Collection[str] = ()) -> list[Run]:
+    """What a folder of ``adasim record`` or ``validate`` holds of a plan, by policy, point and seed; in order of time.
+
+    A policy that asks for a cost is taken to believe what it believed when it ran, not what the plan says.
+
+    Args:
+        folder: where to look.
+        plan: of the scenario.
+        known: keys of runs to leave out.
+
+    Raises:
+        InputError: no such records, or made with other settings than the scenario states.
+    """
+    manifest = read_manifest(folder)
+    rules = manifest["scenario"].get("measure"), plan.scenario.measure.model_dump(mode="json")
+    problems = {f"measure{line}": "" for line in differing(*rules)}
+    trials = {_name(t.policy, t.point, t.seed): t for t in plan.trials}
+    found = []
+    for row in manifest["trials"]:
+        trial, place = trials.get(_name(row["policy"], row["point"], row["seed"])), folder / TRIALS / row["key"]
+        if trial is None or row["key"] in known or not (place / "trial.json").is_file():
+            continue
+        run = Run.read(replace(trial, repeat=row.get("repeat")), place)
+        problems |= {line: run.name for line in differences(run.config, trial) if line not in problems}
+        found.append(_believing(run))
+    if problems:
+        raise InputError(*(f"{folder}: was made with {line}" + f" ({at})" * bool(at) for line, at in problems.items()))
+    return sorted(found, key=lambda run: 0.0 if np.isnan(run.at_s) else run.at_s)
+
+
+def strangers(out: Path, kept: Iterable[str], blocks: Sequence[Block]) -> tuple[int, int]:
+    """Runs in a folder that are none of ``blocks``: those of policies that believed another cost, and all others.
+
+    Args:
+        out: of ``adasim validate``.
+        kept: keys of its runs.
+        blocks: of the scenario.
+    """
+    trials = [t for block in blocks for t in (*block.references(out), *block.trials)]
+    believed, others = 0, 0
+    for key in set(kept) - {t.key for t in trials}:
+        facts = json.loads((out / TRIALS / key / "trial.json").read_text())
+        ran = facts["metrics"]
+        same = (
+            t
+            for t in trials
+            if t.repeat is None and {"policy": t.policy, "seed": t.seed, **t.point}.items() <= ran.items()
+        )
+        trial = next(same, None)
+        asks = trial is not None and "cost" in trial.scenario().policies[0].needs
+        if trial is not None and asks and not differences(facts.get("config"), trial):
+            believed += 1
+        else:
+            others += 1
+    return believed, others
+
+
+def differences(config: Mapping[str, Any] | None, trial: Trial) -> list[str]:
+    """How a run, by the ``config`` in its trial.json, differs from what ``trial`` would run; beliefs about time aside."""
+    if config is None:
+        return ["no configuration in trial.json (an older adasim): measure it again"]
+    scenario = trial.scenario()
+    real = scenario.backend.mark == "measured"
+    mine = {
+        f"policies.{trial.policy}": scenario.policies[0].model_dump(mode="json", exclude={"name"}),
+        "workload": scenario.workload.model_dump(mode="json"),
+        "backend": scenario.backend.model_dump(mode="json", exclude=BELIEFS if real else set()),
+    }
+    theirs = dict(zip(mine, (dict(config[part]) for part in ("policy", "workload", "backend")), strict=True))
+    theirs[f"policies.{trial.policy}"].pop("name", None)
+    for name in BELIEFS if real else ():
+        theirs["backend"].pop(name, None)
+    return [f"{part}{line}" for part in mine for line in differing(theirs[part], mine[part])]
+
+
+def _believing(run: Run) -> Run:
+    """The run with a trial whose policy believes of time what it believed then; a simulation's beliefs were compared."""
+    raw, then = run.trial.config["backend"], (run.config or {}).get("backend", {})
+    if raw["kind"] == "sim":
+        return run
+    backend = {k: v for k, v in raw.items() if k not in BELIEFS} | {k: then[k] for k in BELIEFS & set(then)}
+    return replace(run, trial=replace(run.trial, config=run.trial.config | {"backend": backend}))
+
+
+def differing(theirs: object, mine: object, who: str = "the scenario says") -> Iterator[str]:
+    """Leaves of two JSON values that are not the same, as " value, ``who`` value" after their path; what is not there is
+    null."""
+    if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
+        theirs, mine = ({str(k): v for k, v in part.items()} for part in (theirs, mine))
+        for name in sorted(set(theirs) | set(mine)):
+            yield from (f".{name}{line}" for line in differing(theirs.get(name), mine.get(name), who))
+    elif theirs != mine:
+        yield f" {theirs!r}, {who} {mine!r}"
+
+
+def _name(policy: str, point: dict[str, Any], seed: int) -> str:
+    return json.dumps([policy, point, seed])
