@@ -236,7 +236,7 @@ def test_a_head_that_reports_means_comes_back_as_one(tmp_path: Path) -> None:
     assert own.model.reports == "mean"
     rounds = found.trials[0].records.rounds
     assert rounds is not None
-    simple, right = (head_of(rounds, K, {"default": S}, form) for form in ("truth", "mean"))
+    simple, right = head_of(rounds, K, {"default": S}, "truth"), head_of(rounds, K, {"default": S}, "mean")
     assert simple is not None
     assert right is not None
     assert simple.noise < 0.6 * right.sigma(S)  # in tokens

@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
+from math import sqrt
 from typing import Literal
 
 import numpy as np
@@ -54,7 +55,7 @@ class HeadQuality(Component):
         if self.reports == "truth":
             return self.noise
         mean, square = survival.sum(), (np.arange(1, 2 * len(survival), 2) * survival).sum()  # of L
-        return self.noise * max(float(square - mean**2), LEAST_VARIANCE) ** 0.5
+        return self.noise * sqrt(max(float(square - mean**2), LEAST_VARIANCE))
 
     def posterior(self, survival: FloatArray, signal: FloatArray | None = None) -> FloatArray:
         """P(L >= k | signal), [bins, K], for one domain's survival curve [K]; signals are the bins unless given."""
@@ -185,7 +186,8 @@ class Luck(ABC):
 
     def report(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """What length heads of requests in ``domains`` [n] that see ``signal`` [n] report, the anchor counted, [n]."""
-        return 1 + (self.survival(domains, signal).sum(axis=1) if self.head.reports == "mean" else signal)
+        told: FloatArray = self.survival(domains, signal).sum(axis=1) if self.head.reports == "mean" else signal
+        return 1 + told
 
     def survival(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""
