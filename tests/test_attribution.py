@@ -7,13 +7,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from adasim.calibration.estimate.survival import survival_of
 from adasim.calibration.luck import HeadQuality
 from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.head import Head
 from adasim.records import Records
 from adasim.simulator.backend import SimBackend
-from adasim.validation.attribution import ALL, own_head, own_survival, summary_of, to_blame
+from adasim.validation.attribution import ALL, own_head, summary_of, to_blame
 from adasim.validation.report import answer, bars_table
 from adasim.validation.study import examine
 from adasim.workload import Closed
@@ -85,30 +86,28 @@ def test_survival_of_cut_blocks_by_hand() -> None:
     """Of 10 blocks of 3 verified, 4 reach the end and may go on; the one of 2 says nothing of the second draft."""
     rows = [("code", 3, 0, 3), ("code", 3, 1, 3), ("code", 3, 2, 4), ("code", 2, 1, 10), ("code", 1, 0, 99)]
     blocks = pd.DataFrame(rows, columns=["domain", "verify_len", "accepted", "blocks"])
-    found = own_survival(blocks, {"code": np.array([0.5, 0.4, 0.3])})["code"]
+    found = survival_of(blocks, 3, {"code": np.array([0.5, 0.4, 0.3])})["code"]
     assert found == pytest.approx([17 / 20, 17 / 20 * 4 / 7, 17 / 20 * 4 / 7 * 0.75])
 
 
 @pytest.mark.parametrize("gamma", [1.0, 1.4])
 def test_a_head_is_found_although_it_cut_the_blocks_itself(gamma: float) -> None:
-    head = {"noise": 3.0, "bias": -0.8}
-    backend, records = run(Head(gamma=gamma), 200, acceptance=acceptance(head=head))
+    backend, records = run(Head(gamma=gamma), 200, acceptance=acceptance(head={"noise": 3.0, "bias": -0.8}))
     survival = {"code": backend.calibrated_acceptance.survival("code", 15)}  # type: ignore[attr-defined]
-    found = own_head(records, HeadQuality(), survival)
+    found = own_head(records.rounds, HeadQuality(margin_slope=0.7), survival)
     assert found is not None
     assert found.noise == pytest.approx(3.0, rel=0.08)
     assert found.bias == pytest.approx(-0.8, abs=0.3)
+    assert found.margin_slope == 0.7  # nothing is told of it
 
 
 def test_too_few_reports_say_nothing() -> None:
-    _, records = run(Head(), 60)
-    assert records.rounds is not None
-    survival = {"code": np.full(15, 0.8) ** np.arange(1, 16)}
-    assert own_head(records, HeadQuality(), survival) is not None
-    records.rounds = records.rounds[:49]
-    assert own_head(records, HeadQuality(), survival) is None
-    records.rounds = None
-    assert own_head(records, HeadQuality(), {"code": np.array([0.5])}) is None
+    rounds = run(Head(), 60)[1].rounds
+    assert rounds is not None
+    survival = {"code": 0.8 ** np.arange(1.0, 16.0)}
+    assert own_head(rounds, HeadQuality(), survival) is not None
+    assert own_head(rounds[:49], HeadQuality(), survival) is None
+    assert own_head(None, HeadQuality(), survival) is None
 
 
 def test_errors_are_of_cells_not_of_repeats() -> None:

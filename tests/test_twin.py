@@ -16,6 +16,7 @@ from adasim.real.backend import TorchBackend
 from adasim.records import Records
 from adasim.scenario import Scenario
 from adasim.validation.twin import Twin, as_served, farthest, luck_seeds, notes_of, twin_of
+from tests.recordings import ENGINE
 from tests.validating import acceptance, plan, profile
 
 
@@ -90,6 +91,9 @@ def test_acceptance_is_that_of_the_temperature_sampled_at() -> None:
     hot = TorchBackend.model_validate(engine(sampling={"temperature": 0.7}))
     assert "taken to hold at 0.7" in notes_of(hot, profile())[0]
     assert notes_of(TorchBackend.model_validate(engine()), profile()) == ()
+    with pytest.raises(InputError, match=r"measured at temperatures 0..0, backend.sampling.temperature is 0.7"):
+        twin_of(hot, profile(identity=ENGINE))  # calibrated, and nothing but 0 was recorded
+    assert twin_of(TorchBackend.model_validate(engine()), profile(identity=ENGINE)).acceptance == profile().acceptance
 
 
 def distilled(policy: dict[str, Any], trained_s: list[float], **opd: Any) -> Twin:

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import minimize
 
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Adjust
+from adasim.calibration.estimate.head import head_of
+from adasim.calibration.estimate.survival import survival_of
 from adasim.calibration.luck import HeadQuality
 from adasim.calibration.survival import Measured
 from adasim.errors import InputError
@@ -23,66 +24,33 @@ from adasim.validation.twin import Change, Twin, luck_seeds
 
 PARTS = (*TIMES, "acceptance", "head")
 ALL = "all together"
-LEAST_REPORTS = 50  # of a length head, to judge it by
-
-
-def own_survival(blocks: pd.DataFrame, prior: Mapping[str, FloatArray]) -> dict[str, FloatArray]:
-    """Survival by domain by the product-limit estimator (Kaplan and Meier 1958), [K] each.
-
-    A block verified to v says nothing of drafts beyond; where no block reached, the conditional acceptance of ``prior``
-    goes on. A policy that cuts blocks by what it sees of them cuts informatively: give blocks that were cut blindly.
-    """
-    found = {}
-    for name, curve in prior.items():
-        part = blocks[(blocks["domain"] == name) & (blocks["verify_len"] > 1)]
-        before = np.concatenate([[1.0], curve[:-1]])
-        given = np.divide(curve, before, out=np.zeros_like(curve), where=before > 0)
-        drafts, accepted, count = (part[c].to_numpy() for c in ("verify_len", "accepted", "blocks"))
-        for k in range(1, len(curve) + 1):
-            at_risk = int(count[(drafts > k) & (accepted >= k - 1)].sum())
-            if at_risk:
-                given[k - 1] = count[(drafts > k) & (accepted >= k)].sum() / at_risk
-        found[name] = np.cumprod(given)
-    return found
 
 
 def own_acceptance(blocks: pd.DataFrame, model: CurveAcceptance, max_draft_len: int) -> CurveAcceptance:
     """The model with the survival of recorded blocks in the domains they met; correlation, spread and head stay."""
     met = [d for d in blocks["domain"].unique() if d in model.curves]
     prior = {d: model.survival(d, max_draft_len) for d in met}
-    curves = {d: Measured(kind="measured", values=c.tolist()) for d, c in own_survival(blocks, prior).items()}
+    found = survival_of(blocks[blocks["domain"].isin(met)], max_draft_len, prior)
+    curves = {d: Measured(kind="measured", values=curve.tolist()) for d, curve in found.items()}
     off = {"temperature": 0.0, "tau_by_temperature": None}  # the curves are measured at the temperature they are used at
     return model.model_copy(update={"curves": model.curves | curves, **off})
 
 
-def own_head(records: Records, head: HeadQuality, survival: Mapping[str, FloatArray]) -> HeadQuality | None:
-    """Bias and noise of the length head's reports, by maximum likelihood; None: too few.
+def own_head(rounds: pd.DataFrame | None, head: HeadQuality, survival: Mapping[str, FloatArray]) -> HeadQuality | None:
+    """Bias and noise of the length head's reports in recorded rounds, in the form of ``head``; None: too few.
 
-    A report misses L by a normal error. Where all that was verified was accepted, L is only known to be at least that;
-    how likely each L is, is in ``survival`` by domain, [K] each. What a policy cut by the report itself does no harm:
-    the likelihood is that of the report and of what was seen.
+    What a policy cut by the report itself does no harm: see :func:`~adasim.calibration.estimate.head.fit_head`.
+
+    Args:
+        rounds: ``RoundRecord`` columns; None = not recorded.
+        head: that of the model.
+        survival: of full blocks by domain, [K] each.
     """
-    rounds = records.rounds
-    if rounds is None or rounds.empty:
+    if rounds is None:
         return None
-    known = rounds[rounds["accept_len"].notna() & (rounds["draft_len"] > 0) & rounds["domain"].isin(list(survival))]
-    if len(known) < LEAST_REPORTS:
-        return None
-    mass = {d: -np.diff(np.concatenate([[1.0], curve, [0.0]])) for d, curve in survival.items()}  # P(L = l), l = 0..K
-    prior = np.stack([mass[d] for d in known["domain"]])
-    lengths = np.arange(prior.shape[1])
-    accepted = known["accepted"].to_numpy()[:, None]
-    open_end = (known["accepted"] == known["verify_len"] - 1).to_numpy()[:, None]
-    prior = np.where(open_end, lengths >= accepted, lengths == accepted) * prior
-    miss = known["accept_len"].to_numpy(dtype=float)[:, None] - 1 - lengths
-
-    def unlikely(told: FloatArray) -> float:
-        density = np.exp(-(((miss - told[0]) / np.exp(told[1])) ** 2) / 2 - told[1])
-        return -float(np.log((density * prior).sum(axis=1) + 1e-300).sum())
-
-    bias, spread = minimize(unlikely, [head.bias, log(head.noise)], method="Nelder-Mead").x
-    told = {"bias": float(np.clip(bias, -30, 30)), "noise": float(np.clip(np.exp(spread), 0.05, 30))}
-    return HeadQuality.model_validate(head.model_dump() | told)
+    known = rounds[rounds["domain"].isin(list(survival))]
+    found = head_of(known, len(next(iter(survival.values()))), survival, head.reports)
+    return None if found is None else head.model_copy(update={"noise": found.noise, "bias": found.bias})
 
 
 @dataclass(slots=True)
@@ -158,7 +126,7 @@ class Attribution:
             swapped = own_acceptance(blocks, model, twin.backend.max_draft_len)
             found["acceptance"] = (lambda t: t.with_(acceptance=_with_head(swapped, t)), _same)
             seen = {d: swapped.survival(d, twin.backend.max_draft_len) for d in records.blocks["domain"].unique()}
-            head = own_head(records, model.head, seen) if trial.reads_head else None
+            head = own_head(records.rounds, model.head, seen)
         if head is not None:
             found["head"] = (lambda t: t.with_(acceptance=_acceptance(t).model_copy(update={"head": head})), _same)
         return found

@@ -14,25 +14,27 @@ from adasim.calibration.profile import Profile
 
 TIMES = ("verify", "draft", "overhead", "prefill")
 SMALL_S = 1e-7  # a step; what is taken for nothing
+HEADS = {"survival", "accept_len"}  # what a policy needs of a length or confidence head
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
     """Seconds of steps, a row each, columns :data:`TIMES`.
 
-    What verification takes longer beside a loaded drafter is part of its measured time, and calibrated profiles count it
-    as overhead, where cost models have a place for it: here it is verification on both sides. The pause before a step is
-    overhead of a round and prefill of a step that prefills alone, as calibration has it.
+    What verification takes longer beside a loaded drafter and what heads take while drafting is part of those times as
+    measured; calibrated profiles count it as overhead, where cost models have a place for it. Here it stands where it was
+    measured, on both sides. The pause before a step is overhead of a round and prefill of a step that prefills alone, as
+    calibration has it.
 
     Attributes:
         measured: as recorded, with pauses.
         modelled: of the same steps.
-        beside: of ``modelled``'s verification, what the profile's cost counts as overhead, seconds in all.
+        moved: seconds in all that ``modelled`` counts as verify or draft, and the profile's cost as overhead, by part.
     """
 
     measured: pd.DataFrame
     modelled: pd.DataFrame
-    beside: float
+    moved: dict[str, float]
 
     def levels(self, speed: float = 1.0) -> Adjust:
         """Measured over modelled seconds of each part, over all steps: the model's form, the run's own level.
@@ -45,9 +47,11 @@ class Parts:
         """
         here, there = self.measured.sum() / speed, self.modelled.sum()
         known = [p for p in TIMES if min(here[p], there[p]) > SMALL_S * len(self.measured)]
-        if self.beside and {"verify", "overhead"} <= set(known):
-            here["verify"], there["verify"] = here["verify"] - self.beside, there["verify"] - self.beside
-            here["overhead"], there["overhead"] = here["overhead"] + self.beside, there["overhead"] + self.beside
+        for part, seconds in self.moved.items():
+            if {part, "overhead"} <= set(known):
+                for side in (here, there):
+                    side[part] -= seconds
+                    side["overhead"] += seconds
         return Adjust.model_validate({p: float(np.clip(here[p] / there[p], 0.01, 100)) for p in known})
 
     @property
@@ -60,7 +64,8 @@ def together(parts: Sequence[Parts]) -> Parts:
     """The steps of several runs."""
     measured = pd.concat([p.measured for p in parts], ignore_index=True)
     modelled = pd.concat([p.modelled for p in parts], ignore_index=True)
-    return Parts(measured, modelled, sum(p.beside for p in parts))
+    moved = {part: sum(p.moved[part] for p in parts) for part in parts[0].moved}
+    return Parts(measured, modelled, moved)
 
 
 def measured_parts(trial: RecordedTrial, cost: CostModel, profile: Profile) -> Parts:
@@ -71,18 +76,23 @@ def measured_parts(trial: RecordedTrial, cost: CostModel, profile: Profile) -> P
     pause = pd.Series(pauses(trial), index=steps.index)
     measured["prefill"] += pause.where(alone, 0.0)
     measured["overhead"] += pause.where(~alone, 0.0)
-    loaded = trial.drafter_loaded
-    modelled = step_seconds(steps, cost, reads_head=trial.reads_head, drafter_loaded=loaded)
-    both, each = (_fitted_ms(profile, f"verify.{name}") for name in ("drafter_ms", "drafter_per_request_ms"))
-    beside = 1e-3 * (both + each * steps["decoding"]) * (loaded & (steps["decoding"] > 0))
-    modelled["verify"] += beside
-    modelled["overhead"] -= beside
-    return Parts(measured, modelled[list(TIMES)], float(beside.sum()))
+    loaded, reads = trial.drafter_loaded, bool(getattr(trial.policy, "needs", frozenset()) & HEADS)
+    modelled = step_seconds(steps, cost, reads_head=reads, drafter_loaded=loaded)[list(TIMES)]
+    batch, drafts = steps["decoding"], steps["draft_tokens"] > 0
+    elsewhere = {
+        "verify": _rounds_ms(profile, "verify.drafter", batch) * (loaded & (batch > 0)),
+        "draft": _rounds_ms(profile, "draft.head", batch) * (drafts & reads),
+    }
+    for part, ms in elsewhere.items():
+        modelled[part] += 1e-3 * ms
+        modelled["overhead"] -= 1e-3 * ms
+    return Parts(measured, modelled, {part: 1e-3 * float(ms.sum()) for part, ms in elsewhere.items()})
 
 
-def _fitted_ms(profile: Profile, name: str) -> float:
-    found = profile.intervals.get(name)
-    return 0.0 if found is None else found.value
+def _rounds_ms(profile: Profile, name: str, batch: "pd.Series[int]") -> "pd.Series[float]":
+    """Of rounds, by the profile's intervals: so much, and so much more for every request."""
+    both, each = (profile.intervals.get(f"{name}{of}_ms") for of in ("", "_per_request"))
+    return (both.value if both else 0.0) + (each.value if each else 0.0) * batch
 
 
 def step_seconds(steps: pd.DataFrame, cost: CostModel, *, reads_head: bool, drafter_loaded: bool) -> pd.DataFrame:

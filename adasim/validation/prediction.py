@@ -139,18 +139,19 @@ class Predictor:
             moved = pair.with_(lambda twin: twin.moved(name, to))
             return moved.predict(luck, moved.plain())
 
-        start, part = float(Adjust.model_fields[name].default), 0.0
+        start = float(Adjust.model_fields[name].default)
+        best: tuple[dict[str, float], float] | None = None
         for end in reversed(limits):
             found = farthest(predict, start, end)
-            if found is not None and found[1] > part:
-                moved, part = found
-            if part == 1:
-                return moved
-        if not part:
+            if found is not None and (best is None or found[1] > best[1]):
+                best = found
+            if best is not None and best[1] == 1:
+                return best[0]
+        if best is None:
             self._note(f"{name} cannot be moved by its uncertainty: the interval of the prediction is unknown", run)
             return dict.fromkeys(METRICS, nan)
-        self._note(f"{name} can be moved by {part:.0%} of its uncertainty only; the interval shows that part", run)
-        return moved
+        self._note(f"{name} can be moved by {best[1]:.0%} of its uncertainty only; the interval shows that part", run)
+        return best[0]
 
     def _note(self, note: str, run: Run) -> None:
         self.notes.setdefault(note, {})[run.trial.policy] = None

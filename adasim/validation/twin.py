@@ -104,9 +104,9 @@ def acceptance_of(backend: AnyBackend, profile: Profile) -> AcceptanceModel:
         InputError: outside the temperatures that the profile covers.
     """
     model, sampling = profile.acceptance, getattr(backend, "sampling", None)
-    if sampling is None or not isinstance(model, CurveAcceptance) or model.tau_by_temperature is None:
+    if sampling is None or not isinstance(model, CurveAcceptance) or _silent(profile):
         return model
-    known, asked = sorted(model.tau_by_temperature), sampling.temperature
+    known, asked = sorted(model.tau_by_temperature or {0.0: 1.0}), sampling.temperature
     if not known[0] <= asked <= known[-1]:
         raise InputError(
             f"profile {profile.name}: acceptance was measured at temperatures {known[0]:g}..{known[-1]:g}, "
@@ -115,11 +115,16 @@ def acceptance_of(backend: AnyBackend, profile: Profile) -> AcceptanceModel:
     return model.model_copy(update={"temperature": asked})
 
 
+def _silent(profile: Profile) -> bool:
+    """Whether it does not say at which temperature its acceptance holds; calibration writes all but 0 down."""
+    model = profile.acceptance
+    return isinstance(model, CurveAcceptance) and profile.identity is None and model.tau_by_temperature is None
+
+
 def notes_of(backend: AnyBackend, profile: Profile) -> tuple[str, ...]:
     """What the profile leaves open of an engine."""
-    model, sampling = profile.acceptance, getattr(backend, "sampling", None)
-    silent = isinstance(model, CurveAcceptance) and model.tau_by_temperature is None
-    if sampling is None or not sampling.temperature or not silent:
+    sampling = getattr(backend, "sampling", None)
+    if sampling is None or not sampling.temperature or not _silent(profile):
         return ()
     return (
         f"profile {profile.name} does not say at which temperature its acceptance was measured; it is taken to hold at "
@@ -236,8 +241,8 @@ def farthest(found_at: Callable[[float], Found], start: float, end: float) -> tu
     Returns:
         What was found and the share of the way, (0, 1]; None: nothing but at ``start``.
     """
-    best, low, high = None, 0.0, 1.0
-    share = 1.0
+    best: tuple[Found, float] | None = None
+    low, high, share = 0.0, 1.0, 1.0
     for _ in range(BISECTIONS + 1):
         try:
             best, low = (found_at(start + share * (end - start)), share), share
