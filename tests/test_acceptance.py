@@ -173,7 +173,7 @@ def test_confidence_is_calibrated() -> None:
 
 def test_a_head_that_reports_means_is_right_on_average_and_shrunk() -> None:
     """As least squares make it: E[L | report] = report - 1, and Var L = Var report + mean square error."""
-    curves = {"chat": Geometric(alpha=0.4), "code": DFLASH}
+    curves: Any = {"chat": Geometric(alpha=0.4), "code": DFLASH}
     model = CurveAcceptance(curves=curves, head=HeadQuality(noise=1.5, reports="mean"))
     requests = [Request(i, i % 2, 10, 400) for i in range(400)]
     luck = model.luck(requests, list(curves), 0, 15)

@@ -24,7 +24,7 @@ def from_throughput(paths: Sequence[Path], out: Path, settings: Sequence[str], *
     from adasim.files import to_json, write_atomic
 
     allowed = ("only", "concurrency", "one_pass", *ABOUT)
-    told = dict(s.split("=", 1) if "=" in s else (s, "") for s in settings)
+    told = {name: value for name, _, value in (s.partition("=") for s in settings)}
     problems = [
         f"--set {k}={v}: allowed: {', '.join(allowed)} = a value" for k, v in told.items() if k not in allowed or not v
     ]
