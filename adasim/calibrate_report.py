@@ -22,6 +22,8 @@ METHOD = [
     "Acceptance is counted among drafts that were verified behind accepted ones (Kaplan-Meier), of rounds whose length "
     "was not chosen by a look at their drafts. Spread, correlation and range maximise the likelihood of whole sequences "
     "of rounds; runs of one seed answer the same prompts and count as one sample.",
+    "The length head is taken to report 1 + L with bias and noise, or, as a regression trained on L does, 1 + the mean "
+    "of L given a noisy look at it: whichever makes its reports and what was then accepted likelier.",
     "Intervals are 95 %: bootstrap over runs for times, over requests for the rest, widened by Student's t where there "
     "are few. They do not cover what no run showed: other machines, other prompts, ranges outside those stated.",
 ]

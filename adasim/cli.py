@@ -9,7 +9,6 @@ import typer
 
 from adasim import __version__
 from adasim.commands.calibration import calibrate_command, profile_command
-from adasim.commands.fit import fit_command
 from adasim.commands.imports import import_command
 from adasim.commands.search import sensitivity_command, tune_command
 from adasim.commands.validation import validate_command
@@ -39,6 +38,8 @@ if TYPE_CHECKING:
     from adasim.executors import Executor
     from adasim.plan import Plan
     from adasim.tables import Tables
+
+COLLECT = 500_000, 20, 100  # start-up makes 200,000 objects that stay: looking through them once is a tenth of it
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -151,7 +152,6 @@ app.command(name="sensitivity")(sensitivity_command)
 app.command(name="validate")(validate_command)
 app.command(name="profile")(profile_command)
 app.command(name="calibrate")(calibrate_command)
-app.command(name="fit")(fit_command)
 app.command(name="import")(import_command)
 
 train_app = typer.Typer(
@@ -303,9 +303,7 @@ def main(arguments: list[str] | None = None) -> Any:
     """Entry point. Exit codes: 0 done, 2 bad input, 1 failure, 3 not valid (validate), 130 interrupted."""
     from adasim.errors import InputError
 
-    gc.set_threshold(
-        200_000, 20, 100
-    )  # start-up makes a million objects that stay: looking through them is a fifth of it
+    gc.set_threshold(*COLLECT)
     try:
         return app(arguments)
     except InputError as error:

@@ -1,5 +1,6 @@
 """Who runs trials: this process, processes of this machine, or Ray. The results are the same bytes."""
 
+import gc
 import os
 import signal
 from abc import ABC, abstractmethod
@@ -17,6 +18,7 @@ from adasim.plan import Trial
 
 TRIES = 3  # of a trial whose failure another try may mend
 DIED = "its worker process died"
+PRELOADED = ["adasim.cli", "adasim.experiment", "adasim.kernels.compiled", "pyarrow.parquet"]  # what workers will need
 Result = tuple[Trial, Failure | None]
 
 
@@ -185,17 +187,20 @@ def _process_pool(workers: int) -> ProcessPoolExecutor:
     # Ctrl-C ignored, and so do its workers: interrupts are this process's to handle.
     context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(["adasim.experiment"])
+        context.set_forkserver_preload(PRELOADED)
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             forkserver.ensure_running()
         finally:
             signal.signal(signal.SIGINT, before)
-    return ProcessPoolExecutor(workers, context, initializer=_ignore_interrupts)
+    return ProcessPoolExecutor(workers, context, initializer=_begin, initargs=(gc.get_threshold(),))
 
 
-def _ignore_interrupts() -> None:
+def _begin(thresholds: tuple[int, int, int]) -> None:
+    """A worker starts: it leaves interrupts to its parent, and collects garbage as rarely, but for what was preloaded."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(*thresholds)
 
 
 def cpus() -> int:

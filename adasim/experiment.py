@@ -11,10 +11,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from math import nan
 from pathlib import Path
-from subprocess import DEVNULL, run
+from subprocess import run
 from typing import Any
 
 import pandas as pd
@@ -276,12 +277,11 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "notes": [*plan.notes, *notes],
         "files": plan.files,
         "engine": _identity(plan.scenario),
-        "versions": {"adasim": __version__, "python": platform.python_version()}
-        | {name: version(name) for name in LIBRARIES},
+        "versions": {"adasim": __version__, "python": platform.python_version()} | _library_versions(),
         "git": _git_sha(),
         "host": {
             "machine": platform.machine(),
-            "system": platform.platform(),
+            "system": f"{platform.system()} {platform.release()}",
             "cpus": os.cpu_count(),
             "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         },
@@ -296,12 +296,16 @@ def _identity(scenario: Scenario) -> dict[str, Any] | None:
     return None if identity is None else identity.model_dump()
 
 
+@cache
+def _library_versions() -> dict[str, str]:
+    return {name: version(name) for name in LIBRARIES}
+
+
+@cache
 def _git_sha() -> str | None:
-    """Commit of the checkout that adasim runs from, "+" when it was changed; None when installed."""
+    """Commit of the checkout that adasim runs from, "+" when it was changed; None when installed. As it was at first."""
     here = Path(__file__).parent
     if not (here.parent / ".git").exists():
         return None
-    ask = ["git", "-C", str(here)]
-    sha = run([*ask, "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    dirty = run([*ask, "diff", "--quiet", "HEAD"], check=False, stdout=DEVNULL, stderr=DEVNULL).returncode
-    return f"{sha}{'+' if dirty else ''}" if sha else None
+    ask = ["git", "-C", str(here), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+"]
+    return run(ask, capture_output=True, text=True, check=False).stdout.strip() or None

@@ -11,7 +11,7 @@ import numpy as np
 
 from adasim.records import Records
 from adasim.statistics import BATCHES, mser5
-from adasim.types import Slo
+from adasim.types import FloatArray, Slo
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -81,13 +81,14 @@ def batches(records: Records, part: Window, slo: Slo | None, count: int = BATCHE
     clock = np.concatenate([[part.start_s], steps["end_s"].to_numpy(dtype=float)])
     seconds = np.diff(np.interp(np.linspace(0, done[-1], count + 1), done, clock))
     ordered = requests.sort_values("arrival_s" if part.by == "arrival" else "finish_s", kind="stable")
-    pieces = [ordered.iloc[rows] for rows in np.array_split(np.arange(len(ordered)), count)]
+    tpots: list[FloatArray] = np.array_split(tpot_s(ordered).to_numpy(dtype=float), count)
     found = {
         "output_tok_s": [_ratio(done[-1] / count, s) for s in seconds.tolist()],
-        "tpot_p50_ms": [1e3 * percentile(tpot_s(p), 50) for p in pieces],
+        "tpot_p50_ms": [1e3 * percentile(of_part, 50) for of_part in tpots],
     }
     if slo is not None:
-        found["goodput_rps"] = [_ratio(slo_met(p, slo).mean() * len(ordered), part.seconds) for p in pieces]
+        met = np.array_split(slo_met(ordered, slo).to_numpy(), count)
+        found["goodput_rps"] = [_ratio(of_part.mean() * len(ordered), part.seconds) for of_part in met]
     return found
 
 
@@ -161,9 +162,10 @@ def e2e_s(requests: "pd.DataFrame") -> "pd.Series[float]":
     return requests["finish_s"] - requests["arrival_s"]
 
 
-def percentile(values: "pd.Series[float]", q: float) -> float:
+def percentile(values: "pd.Series[float] | FloatArray", q: float) -> float:
     """Percentile of the values that exist."""
-    known = values.dropna()
+    known = np.asarray(values, dtype=float)
+    known = known[~np.isnan(known)]
     return float(np.percentile(known, q)) if len(known) else nan
 
 

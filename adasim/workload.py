@@ -1,6 +1,8 @@
 """Who asks for what, and when."""
 
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -70,6 +72,9 @@ def _mix_or_drift(value: object) -> str:
 AnyMix = Annotated[Annotated[Mix, Tag("mix")] | Annotated[Drift, Tag("drift")], Discriminator(_mix_or_drift)]
 
 
+_latest: "deque[tuple[int, Workload, Sequence[Request]]]" = deque(maxlen=1)  # seed, whose, requests
+
+
 class Workload(Component, ABC):
     """Requests with domains, lengths and arrival times; the same ones for every policy."""
 
@@ -103,6 +108,12 @@ class Workload(Component, ABC):
     @abstractmethod
     def generate(self, seed: int) -> list[Request]:
         """The requests of one run, in order of arrival."""
+
+    def requests_of(self, seed: int) -> Sequence[Request]:
+        """The same, the latest kept: a plan and every policy's run ask for them again. Not to be changed."""
+        if not _latest or _latest[0][:2] != (seed, self):
+            _latest.append((seed, self, self.generate(seed)))
+        return _latest[0][2]
 
     def _domains(self, rng: np.random.Generator, progress: FloatArray) -> IntArray:
         names = self.domain_names

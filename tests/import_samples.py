@@ -357,6 +357,7 @@ def texts() -> dict[str, tuple[str, str]]:
         "vllm_metrics": ("prometheus", vllm_scrape(300, 900, 450, [240, 150, 60], 1000)),
         "sglang_metrics": ("prometheus", sglang_scrape(100, 260, 10)),
         "throughput": ("throughput", THROUGHPUT),
+        "runs": ("runs", "file,run,label,engine,k,concurrency,output_tok_s,tau\na.json,0,x,vllm,3,8.0,700.5,2.4\n"),
         "cost": ("cost", COST),
         "sps": ("sps", json.dumps(SPS)),
         "sps_plain": (

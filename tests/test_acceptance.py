@@ -1,5 +1,6 @@
 """Acceptance models: curves, correlated text, heads, replay."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ from pydantic import TypeAdapter, ValidationError
 
 from adasim import metrics
 from adasim.calibration.acceptance import AnyAcceptance, CurveAcceptance, RecordedAcceptance
-from adasim.calibration.luck import HeadQuality
+from adasim.calibration.luck import HEADS, TOKENS, HeadQuality, RequestRng
 from adasim.calibration.survival import Anchored, Budgets, Geometric, Measured, harden, tau
 from adasim.calibration.text import hardness, shorter_block_tau, solve_thresholds
 from adasim.errors import InputError
+from adasim.policies.base import Policy
+from adasim.policies.dspark import DSpark
 from adasim.policies.fixed import Fixed
+from adasim.policies.head import Head
 from adasim.records import Records
 from adasim.types import Request
 from tests.build import backend, closed, everywhere, simulate
@@ -169,7 +173,7 @@ def test_confidence_is_calibrated() -> None:
 
 def test_a_head_that_reports_means_is_right_on_average_and_shrunk() -> None:
     """As least squares make it: E[L | report] = report - 1, and Var L = Var report + mean square error."""
-    curves = {"chat": Geometric(alpha=0.4), "code": DFLASH}
+    curves: Any = {"chat": Geometric(alpha=0.4), "code": DFLASH}
     model = CurveAcceptance(curves=curves, head=HeadQuality(noise=1.5, reports="mean"))
     requests = [Request(i, i % 2, 10, 400) for i in range(400)]
     luck = model.luck(requests, list(curves), 0, 15)
@@ -247,3 +251,29 @@ def test_bad_recordings_are_refused(tmp_path: Path, text: str, message: str) -> 
     adapter: TypeAdapter[Any] = TypeAdapter(AnyAcceptance)
     with pytest.raises(ValidationError, match=message):
         adapter.validate_python({"kind": "recorded", "file": str(tmp_path / "runs.csv")})
+
+
+@pytest.mark.parametrize("policy", [Fixed(verify_len=5), Head(), DSpark()], ids=lambda p: p.kind)
+def test_luck_is_drawn_for_many_requests_at_once(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """200 requests of 4 clients: text and noise in four calls each, and no noise for those who read no head."""
+    calls = Counter[int]()
+    normals = RequestRng.normals
+
+    def counted(self: RequestRng, *arguments: Any) -> None:
+        calls[self._key & 3] += 1
+        normals(self, *arguments)
+
+    monkeypatch.setattr(RequestRng, "normals", counted)
+    simulate(policy, workload=closed(requests=200))
+    assert calls[TOKENS] <= 4
+    assert calls[HEADS] <= 4
+    assert bool(calls[HEADS]) == bool(policy.needs & {"accept_len", "survival"})
+
+
+def test_equal_thresholds_are_one() -> None:
+    """A geometric curve has one threshold at all distances, but for rounding: grades are few."""
+    model = CurveAcceptance(curves={"a": Geometric(alpha=0.8)})
+    luck = model.luck([Request(0, 0, 9, 500)], ["a"], 3, 15)
+    grades = luck.text(luck.requests[0])
+    assert 1 <= grades.max() <= 5
+    assert 0.1 < (grades > grades.min()).mean() < 0.3

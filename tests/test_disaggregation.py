@@ -211,6 +211,9 @@ def test_memory_of_the_decoding_engine_is_needed_to_go_on() -> None:
     assert first == second
     assert records.steps["decoding"].max() == 1
     assert records.steps["queued"].max() == 1
+    assert any(
+        note.startswith("requests waited for the decoding engine with their KV cache sent") for note in records.notes
+    )
 
 
 @pytest.mark.parametrize("routing", ["round_robin", "least_requests"])
@@ -269,6 +272,10 @@ def test_the_scenario_claims_what_the_model_says() -> None:
         (
             {"disaggregation": {"parallel": {"tp": 2, "dp": 2}}},
             "prefill engines have one attention rank; use more engines instead",
+        ),
+        (
+            {"disaggregation": {"parallel": {"tp": 2, "routing": "least_requests"}}},
+            "parallel.routing has no effect: a free prefill engine takes from one queue",
         ),
         ({"disaggregation": {"prefill_engines": -1}}, "prefill_engines"),
         ({"disaggregation": {"transfer_gb_s": 0.0}}, "transfer_gb_s"),

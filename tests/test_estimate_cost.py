@@ -137,8 +137,8 @@ def test_what_heads_take_while_drafting_is_told_from_drafting(clean: Recording) 
     overhead = join_cost(parts).model.overhead
     assert overhead.head_ms == pytest.approx(0.7 + 0.3, rel=0.02)
     assert overhead.head_per_request_ms == pytest.approx(0.05, rel=0.05)
-    at = {"draft_positions": 32, "verified": 16, "batch": 4}
-    more = overhead.seconds(**at, reads_head=True) - overhead.seconds(**at, reads_head=False)
+    with_head, without = (overhead.seconds(32, 16, reads_head=reads, batch=4) for reads in (True, False))
+    more = with_head - without
     assert more == pytest.approx(1e-3 * (1.0 + 0.05 * 4), rel=0.02)
 
 

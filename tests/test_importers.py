@@ -26,7 +26,7 @@ from adasim.importers.json_stream import JsonStream
 from adasim.importers.quantiles import EXACT, Quantiles
 from adasim.importers.registry import IMPORTERS, KINDS, Imported, import_files, recognise
 from adasim.importers.sink import Sink
-from adasim.importers.tables import CostRow
+from adasim.importers.tables import CostRow, RunRow
 from tests import import_samples as samples
 
 NAMES = sorted(samples.texts())
@@ -208,6 +208,32 @@ def test_guidellm_of_older_versions(tmp_path: Path) -> None:
     (run,) = read(lines(tmp_path, {"benchmarks": [old]}))[0].runs
     assert (run.concurrency, run.requests, run.failed) == (1, 7, 1)
     assert (run.tpot_mean_ms, run.tpot_p99_ms, run.e2e_p99_ms) == (5, 9, 9000)
+
+
+def test_guidellm_requests_count_alike(tmp_path: Path) -> None:
+    """10 and 40 ms a token: 25 ms a request, though 90 of 100 tokens took 40 ms; cut-off requests do not count."""
+    report = json.loads(json.dumps(samples.GUIDELLM))
+    (benchmark,) = report["benchmarks"]
+    one = benchmark["requests"]["successful"][0]
+    benchmark["requests"] = {
+        "successful": [one, one | {"inter_token_latency_ms": 40.0, "output_tokens": 91}],
+        "incomplete": [one | {"inter_token_latency_ms": 900.0}],
+        "errored": [],
+    }
+    benchmark["metrics"]["inter_token_latency_ms"]["successful"] |= {
+        "mean": 37.0,
+        "median": 40.0,
+        "percentiles": {"p99": 40.0},
+    }
+    sink, _ = read(lines(tmp_path, report))
+    (run,) = sink.runs
+    assert [run.tpot_mean_ms, run.tpot_p50_ms, run.tpot_p99_ms] == pytest.approx([25, 25, 39.7])
+    assert [r.status for r in sink.requests] == ["finished", "finished", "unfinished"]
+    assert run.failed == 0
+    del benchmark["requests"]
+    sink, found = read(lines(tmp_path, report))
+    assert sink.runs[0].tpot_mean_ms == 37
+    assert "weighted by tokens" in notes(found)
 
 
 def test_aiperf(tmp_path: Path) -> None:
@@ -466,6 +492,25 @@ def test_counters_and_wall_times(tmp_path: Path) -> None:
     assert spec.tau == pytest.approx(2.473, abs=1e-3)
 
 
+def test_columns_that_may_mean_two_things_are_said(tmp_path: Path) -> None:
+    sink, found = table(tmp_path, "num_requests,k,tok_s_gpu\n8,0,100\n8,3,150\n")
+    assert [(r.concurrency, r.output_tok_s) for r in sink.runs] == [(8, 100), (8, 150)]
+    assert "num_requests is taken for the concurrency" in notes(found)
+    assert "tok_s_gpu is of one gpu, not of the whole engine" in notes(found)
+    sink, found = table(tmp_path, "num_requests,concurrency,k,tok_s\n100,8,3,150\n")
+    assert (sink.runs[0].concurrency, sink.runs[0].requests) == (8, 100)
+    assert not notes(found)
+
+
+def test_imported_runs_are_read_again(tmp_path: Path) -> None:
+    sink, _ = sample(tmp_path, "runs")
+    assert sink.runs == [
+        RunRow("a.json", 0, "x", engine="vllm", k=3, concurrency=8.0, output_tok_s=700.5, tau=2.4),
+    ]
+    with pytest.raises(InputError, match=":2: unknown columns colour: another version's"):
+        table(tmp_path, "file,run,label,output_tok_s,colour\na,0,,5,red\n")
+
+
 def test_column_names() -> None:
     assert column_of("num_steps(topk=1)") == "steps"
     assert column_of("pos0_pct") == "position_1"
@@ -566,6 +611,79 @@ def test_sglang_meta_with_cut_lengths_rates_what_was_verified(tmp_path: Path) ->
     assert not sink.acceptance
     assert "configured width, not the verified" in notes(found)
     assert "censored" in notes(found)
+
+
+def test_aborted_responses_are_not_pooled(tmp_path: Path) -> None:
+    cut = meta(finish_reason={"type": "abort"}, completion_tokens=500, spec_num_correct_drafts=0, spec_accept_length=1.0)
+    cut["meta_info"]["spec_accept_rate"] = 0.0
+    sink, found = read(lines(tmp_path, *samples.META, cut))
+    whole = sample(tmp_path, "sglang_meta")[0].runs[0]
+    (run,) = sink.runs
+    assert run._replace(file="", failed=0) == whole._replace(file="")
+    assert (run.requests, run.failed) == (2, 1)
+    assert [r.status for r in sink.requests] == ["finished", "finished", "failed"]
+    assert "requests failed" in notes(found)
+
+
+def test_only_responses_that_count_their_drafts_are_pooled(tmp_path: Path) -> None:
+    """With another's 40 accepted drafts but not its verified ones, 48 of 24 would be accepted."""
+    half = {"meta_info": {"completion_tokens": 51, "spec_verify_ct": 10}}
+    sink, found = read(lines(tmp_path, *samples.META, half))
+    (run,) = sink.runs
+    assert (run.accepted, run.drafted, run.rounds, run.tau) == (8, 24, 8, 2.0)
+    assert "some responses do not count their drafts" in notes(found)
+    line = json.loads(json.dumps(samples.AIPERF[0]))
+    del line["spec_decode_acceptance"]["num_draft_tokens"]
+    pooled, alone = (read(lines(tmp_path, *r))[0].runs[0] for r in ([*samples.AIPERF, line], samples.AIPERF))
+    assert (pooled.drafted, pooled.accepted, pooled.rounds) == (alone.drafted, alone.accepted, alone.rounds)
+
+
+def test_a_run_that_cannot_be_is_a_problem_of_its_file(tmp_path: Path) -> None:
+    """Each request can be, but together they accept 3 drafts a round where one was configured."""
+
+    def request(drafts: int, **told: int) -> dict[str, Any]:
+        spec = {"num_accepted_draft_tokens": drafts, "num_draft_tokens": drafts, "num_spec_steps": 1}
+        return samples.aiperf(10.0, 400.0, 80.0) | {"spec_decode_acceptance": spec | told}
+
+    path = lines(tmp_path, request(5), request(1, num_spec_tokens=1))
+    with pytest.raises(InputError, match=r"x:2: accept length 4 is impossible.*1\.\.2 for 1 drafts"):
+        read(path)
+    sink, (found,) = read(path, keep_going=True)
+    assert (len(sink.requests), sink.runs, found.source.skipped) == (2, [], 1)
+
+
+def test_chunks_are_put_together_after_a_first_of_several_tokens(tmp_path: Path) -> None:
+    """Ten tokens, the first three in one chunk: seven ITLs in chunks of 4 and 3."""
+    record = samples.SGLANG_BENCH | samples.DETAILS
+    record |= {"input_lens": [5], "output_lens": [10], "ttfts": [0.1], "itls": [[0.01] * 4 + [0.02] * 3]}
+    record |= {n: [record[n][0]] for n in ("generated_texts", "errors") if n in record}
+    sink, found = read(lines(tmp_path, record))
+    assert sink.requests[0].chunks == 3
+    assert sink.requests[0].itl_max_s == pytest.approx(0.06)
+    assert "one a token" not in notes(found)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "k", "says"),
+    [
+        ([(2.5, 0.5), (1.9, 0.3)], 3, "the rates fit 3"),
+        ([(1.0, 0.0)], None, "several fit its rates"),
+        ([(2.5, 0.5), (2.5, 0.9)], None, "no single number fits its rates"),
+        ([(2.5, None)], None, "its lines hold no rates"),
+    ],
+)
+def test_the_width_of_a_log_without_arguments(
+    tmp_path: Path, pairs: list[tuple[float, float | None]], k: int | None, says: str
+) -> None:
+    path = tmp_path / "log"
+    rates = ["" if rate is None else f"accept rate: {rate:.2f}, " for _, rate in pairs]
+    said = zip(pairs, rates, strict=True)
+    path.write_text(
+        "".join(f"Decode batch. #running-req: 2, accept len: {tau:.2f}, {r}#queue-req: 0\n" for (tau, _), r in said)
+    )
+    sink, found = read(path)
+    assert sink.runs[0].k == k
+    assert says in notes(found)
 
 
 # --- what is malformed -----------------------------------------------------------------------------------------

@@ -44,6 +44,26 @@ def test_only_requests_that_begin_under_a_version_count() -> None:
     assert not judge.waiting
 
 
+def test_a_request_without_a_round_to_judge_by_keeps_nobody_waiting() -> None:
+    judge = Judge(Rollback(requests=4))
+    judge.see(np.arange(4))
+    assert [judge.finish(i, 0, t) for i, t in enumerate([3.0, None, 3.01, None])] == [None] * 4
+    assert not judge.waiting
+    judge.begin(1, 0)
+    judge.see(np.arange(4, 8))
+    change = [judge.finish(i, 0, t) for i, t in enumerate([1.0, 1.01, 0.99, None], 4)][-1]
+    assert change is not None  # three of four tell enough
+    assert change.tau == pytest.approx(1.0 - 3.005)
+
+
+def test_whoever_is_left_of_an_older_cohort_is_not_waited_for() -> None:
+    judge = Judge(Rollback(requests=4))
+    judge.see(np.arange(4))
+    judge.begin(1, 0)
+    serve(judge, 4, [3.0, 3.1, 2.9, 3.0])
+    assert not judge.waiting
+
+
 def test_a_change_of_mix_is_not_the_versions_fault() -> None:
     judge, rng = Judge(Rollback(requests=40)), np.random.default_rng(1)
     judge.see(np.arange(40))

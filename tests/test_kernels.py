@@ -101,6 +101,16 @@ def test_prefill_takes_prompts_in_order(whole: bool) -> None:
         assert given[:-1] == lives[ids[: count - 1], LEFT].tolist()
 
 
+def test_tokens_are_graded() -> None:
+    """By the levels of their own domain; infinite levels are none."""
+    levels = np.array([[-1.0, 0.0, 1.0], [0.5, np.inf, np.inf]])
+    values, counts = np.array([-1.5, 0.0, 0.1, 9.0, 0.5, 0.6]), np.array([4, 2])
+    for kernel in both():
+        grades = np.full(8, -1, dtype=np.int16)
+        kernel.grade(values, counts, np.array([0, 1]), levels, np.array([3, 0]), grades)
+        assert grades.tolist() == [0, 1, -1, 0, 1, 2, 3, -1]
+
+
 def test_distinct_values_are_counted() -> None:
     for kernel in both():
         values, counts = np.empty(9), np.empty(9, dtype=np.int64)

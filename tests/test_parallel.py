@@ -118,9 +118,9 @@ def test_kv_memory_is_what_weights_leave() -> None:
     assert two.memory(drafter_loaded=True).kv_tokens(0.9) == int(
         (memory - (weights + 2 * 4 * per_layer) / 2) / (kv / m.layers * (m.layers + 4) / 2)
     )
-    ranks = cost.on(Parallel(tp=2, dp=2))  # attention and KV whole on each, the rest divided
-    attention = 2 * m.layers * m.attention_params
-    assert ranks.memory(drafter_loaded=False).kv_tokens(0.9) == int((memory - attention - (weights - attention) / 2) / kv)
+    ranks = cost.on(Parallel(tp=2, dp=2))  # attention, embedding and KV whole on each, the rest divided
+    whole = 2 * (m.layers * m.attention_params + m.head_params)
+    assert ranks.memory(drafter_loaded=False).kv_tokens(0.9) == int((memory - whole - (weights - whole) / 2) / kv)
 
 
 def test_memory_fraction_sizes_the_memory_of_a_run() -> None:
@@ -139,8 +139,8 @@ def test_memory_fraction_sizes_the_memory_of_a_run() -> None:
         model = scenario(backend=of).backend.model_copy(update={"scheduler": Spy()})
         records = model.run(scenario().workload, policy, 0)
         assert seen[0] == blocks[loaded]
-        said = f"KV memory holds {16 * blocks[True]:,} tokens beside weights and drafter (memory_fraction)"
-        assert said in records.notes
+        beside = "weights and drafter" if loaded else "the weights"
+        assert f"KV memory holds {16 * blocks[loaded]:,} tokens beside {beside} (memory_fraction)" in records.notes
     with pytest.raises(InputError, match=r"less than or equal to 1"):
         scenario(backend=of | {"memory_fraction": 2.0})
 
@@ -181,6 +181,18 @@ def test_memory_fraction_sizes_the_memory_of_a_run() -> None:
         (
             {"cost": {"kind": "formula", "base_ms": 1.0, "measured_on": {"tp": 4}}, "parallel": {"tp": 8}},
             "parallel: the cost was measured under tp 4, dp 1, not tp 8, dp 1; measure there or give factors",
+        ),
+        (
+            {"cost": {"kind": "formula", "measured_on": {"tp": 4, "dp": 2}}},
+            "parallel: the cost was measured on attention ranks; say so here (tp 4, dp 2)",
+        ),
+        (
+            {"cost": {"kind": "formula", "measured_on": {"tp": 4}}, "parallel": {"tp": 4, "link_gb_s": 50.0}},
+            "parallel.link_gb_s has no effect: measured times hold their communication",
+        ),
+        (
+            {"believed": {"kind": "formula"}, "parallel": {"tp": 4}},
+            "believed: cost.measured_on: say under which tp and dp the times were measured",
         ),
         (
             {
@@ -334,6 +346,42 @@ def test_padding_is_what_balanced_ranks_cost_more(drafter: LayersDraft) -> None:
     assert all(-s < p <= 0 for s, p in zip((step.draft, step.verify), (off.draft, off.verify), strict=True))
     assert off.draft < 0
     assert off.verify < 0
+
+
+def test_policies_believe_in_the_gpus_of_the_engine() -> None:
+    """What they believe is divided like the truth."""
+    fields: dict[str, Any] = {"cost": MOE, "parallel": {"tp": 4, "dp": 4}}
+    true, believed = (scenario(backend=backend(**fields | more)).backend.caps().cost for more in ({}, {"believed": MOE}))
+    assert true is not None
+    assert believed is not None
+    assert believed.round_s(8, 128, 64, 300.0) == true.round_s(8, 128, 64, 300.0)
+
+
+def test_padding_begins_at_the_graph_that_was_paid() -> None:
+    """Three tokens on each rank and a graph of eight: attention pays for eight a rank, experts for what there is."""
+    world = World([1000] * 4, dp=4, **FREE_LINKS)
+    world.lock_step.cost = world.cost.model_copy(update={"captured_tokens": [8]})
+    expected = attention_s(world.cost, 8, 1000) + shared_s(world.cost, 12, 4) + 0.0005
+    assert world.verify_s(np.full(4, 3)) == pytest.approx(expected, rel=1e-6)
+
+
+def test_evicted_requests_return_to_their_rank() -> None:
+    world = World([64] * 4, dp=2)
+    world.ranks.join(2, first=True)
+    world.ranks.join(1, first=True)
+    assert world.ranks.rank.tolist() == [0, 1, 0, 1]
+    assert [list(rank.queue) for rank in world.ranks.ranks] == [[2], [1]]
+
+
+def test_batches_of_a_rank_are_checked() -> None:
+    """A table up to 8 requests a rank serves 16 on two."""
+    points = [{"batch": b, "tokens_per_request": t, "ms": 1.0 + b + t} for b in (1, 8) for t in (1, 16)]
+    cost = {"kind": "table", "points": points, "measured_on": {"tp": 2, "dp": 2}}
+    on_two = ranked(cost=cost, max_running_requests=64)
+    simulate(OFF, workload=closed(concurrency=16), backend=on_two)
+    too_many = scenario(workload=closed(concurrency=18), backend=on_two)
+    with pytest.raises(InputError, match="batch 9"):
+        too_many.backend.check_workload(too_many.workload, 0)
 
 
 def ranked(**fields: Any) -> dict[str, Any]:

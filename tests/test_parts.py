@@ -44,7 +44,7 @@ def longer(trial: RecordedTrial) -> RecordedTrial:
         part: 1e-3 * (both + each * steps["decoding"]) * (steps["decoding"] > 0)
         for part, (both, each) in {"verify_s": BESIDE.values(), "draft_s": HEAD.values()}.items()
     }
-    late_s = sum(more_s.values()).cumsum()
+    late_s = (more_s["verify_s"] + more_s["draft_s"]).cumsum()
     start_s = steps["start_s"] + late_s.shift(fill_value=0.0)
     moved = {part: steps[part] + seconds for part, seconds in more_s.items()}
     moved |= {"start_s": start_s, "end_s": steps["end_s"] + late_s}

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from adasim.calibration.alarm import Alarm  # noqa: E402
+from adasim.calibration.rollback import Rollback  # noqa: E402
 from adasim.calibration.roofline import RooflineCost  # noqa: E402
 from adasim.errors import InputError  # noqa: E402
 from adasim.lengths import FixedLength  # noqa: E402
@@ -24,7 +26,9 @@ from adasim.policies.smartspec import SmartSpec  # noqa: E402
 from adasim.policies.vllm_adaptive import VllmAdaptive  # noqa: E402
 from adasim.real.backend import TorchBackend  # noqa: E402
 from adasim.real.checkpoint import Checkpoint, save_checkpoint  # noqa: E402
+from adasim.real.distiller import Distiller  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
+from adasim.real.engine import Engine  # noqa: E402
 from adasim.real.length_head import make_head  # noqa: E402
 from adasim.real.opd import Opd  # noqa: E402
 from adasim.real.sampling import Forced  # noqa: E402
@@ -122,13 +126,27 @@ def test_importing_the_backend_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_distillation_runs_beside_serving_and_keeps_its_versions(drafter: Path, tmp_path: Path) -> None:
+def test_distillation_runs_beside_serving_and_keeps_its_versions(
+    drafter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plain = TorchBackend(target="random-tiny", dtype="float32")
-    _, expected = plain.serve(workload(requests=300), Off(), seed=0)
-    opd = Opd(buffer=4, epochs=1, teacher="rerun", keep=str(tmp_path / "kept"))
+    _, expected = plain.serve(workload(requests=40), Off(), seed=0)
+    opd = Opd(buffer=8, epochs=1, teacher="rerun", rollback=Rollback(requests=8), keep=str(tmp_path / "kept"))
     backend = TorchBackend(target="random-tiny", dtype="float32", drafter=str(drafter), opd=opd)
-    records, texts = backend.serve(workload(requests=300), Head(), seed=0)
+    poll = Distiller.poll
+
+    def patient(distiller: Distiller, engine: Engine) -> None:
+        poll(distiller, engine)
+        while not distiller.idle and not distiller.failed:
+            time.sleep(0.05)
+            poll(distiller, engine)
+
+    monkeypatch.setattr(Distiller, "poll", patient)
+    records, texts = backend.serve(workload(requests=40), Head(), seed=0)
     assert texts == expected
+    reloads = records.events[records.events["kind"] == "reload"]
+    assert reloads["draft_version"].iloc[0] >= 1
+    assert records.steps["draft_version"].iloc[-1] >= 1
     assert any(note.startswith("distillation:") for note in records.notes)
     assert not any("ALARM" in note for note in records.notes)
     (run,) = (tmp_path / "kept").iterdir()

@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from adasim.calibration.rollback import Rollback  # noqa: E402
+from adasim.calibration.rollback import Change, Rollback  # noqa: E402
 from adasim.policies.fixed import Fixed  # noqa: E402
 from adasim.real.checkpoint import Checkpoint  # noqa: E402
 from adasim.real.distiller import Distiller  # noqa: E402
@@ -70,20 +70,26 @@ def trained(target: Target) -> Checkpoint:
     return learner.checkpoint()
 
 
+def wait(distiller: Distiller, engine: Engine, seconds: float = 60.0) -> None:
+    """Serving pauses until the trainer has done what it was given, so that tests do not race."""
+    end = time.monotonic() + seconds
+    while not distiller.idle and not distiller.failed and time.monotonic() < end:
+        time.sleep(0.01)
+        distiller.poll(engine)
+
+
 def distil(
-    target: Target, start: Checkpoint, root: Path, opd: Opd, rounds: int, how: str = "", wait_s: float = 60.0
+    target: Target, start: Checkpoint, root: Path, opd: Opd, rounds: int, how: str = ""
 ) -> tuple[Records, Distiller]:
-    """Serve the same 8 prompts ``rounds`` times over; serving pauses for the trainer so that tests do not race."""
+    """Serve the same 8 prompts ``rounds`` times over; serving pauses for the trainer."""
     texts = prompts(8) * rounds
     start_drafter = Drafter(SHAPE, start.weights, target, start.vocab)
     command = (sys.executable, "-c", FAKE, how) if how else (sys.executable, "-m", "adasim.real.opd_process")
     with Distiller(opd, start, target, "random-tiny", Sampling(), root, ["a", "b"], command, 0.0) as distiller:
 
         def between(engine: Engine) -> None:
-            sent = distiller.sent
             distiller.poll(engine)
-            if distiller.sent > sent:
-                distiller.wait(engine, wait_s)
+            wait(distiller, engine)
 
         run = serve(
             target, start_drafter, Fixed(verify_len=BLOCK), texts, collector=distiller.collector,
@@ -127,9 +133,8 @@ def test_versions_come_from_the_trainer_and_accept_more(target: Target, tmp_path
 def test_a_broken_trainer_leaves_serving_untouched_and_is_reported(
     target: Target, trained: Checkpoint, tmp_path: Path, how: str, kind: str, says: str
 ) -> None:
-    records, distiller = distil(
-        target, trained, tmp_path, Opd(buffer=24, hang_s=0.6 if how == "hang" else 60), rounds=4, how=how
-    )
+    opd = Opd(buffer=24, rollback=Rollback(requests=8), hang_s=0.6 if how == "hang" else 60)
+    records, distiller = distil(target, trained, tmp_path, opd, rounds=4, how=how)
     (event,) = records.events.to_dict("records")
     assert event["kind"] == kind
     assert says in event["detail"]
@@ -169,6 +174,60 @@ def test_the_real_trainer_goes_on_from_the_version_it_was_sent_back_to(
             used = event["draft_version"]
             assert used not in bad
     assert bad
+
+
+def alone(target: Target, start: Checkpoint, root: Path, opd: Opd) -> Distiller:
+    """The serving side; nobody trains."""
+    return Distiller(opd, start, target, "random-tiny", Sampling(), root, ["a"], check_s=0.0)
+
+
+@pytest.mark.parametrize("want", [24, 1], ids=["prompts longer than samples", "one token each"])
+def test_requests_that_show_no_round_stop_no_reload(
+    target: Target, trained: Checkpoint, tmp_path: Path, want: int
+) -> None:
+    """Samples are cut to 16 tokens: of long prompts they keep no round. A single token takes none."""
+    opd = Opd(buffer=64, max_tokens=16, rollback=Rollback(requests=4))
+    distiller = alone(target, trained, tmp_path / "opd", opd)
+    texts = [p * 20 for p in prompts(6)] if want > 1 else prompts(6)
+    texts = [p[:40] for p in texts] + [p[:3] for p in prompts(6)]
+    serve(
+        target, Drafter(SHAPE, trained.weights, target, trained.vocab), Fixed(verify_len=BLOCK), texts, want=want,
+        collector=distiller.collector, between=distiller.poll,
+    )  # fmt: skip
+    assert distiller.judge.waiting == (want == 1)  # without rounds nobody was seen, and nobody is waited for
+    assert not distiller.judge._cohort
+
+
+def test_what_came_from_a_version_that_was_rolled_back_is_never_used(
+    target: Target, trained: Checkpoint, tmp_path: Path
+) -> None:
+    """Version 3 is newer than 2, which came from 1, which fell: all three go, though nobody ever loaded 2."""
+    distiller = alone(target, trained, tmp_path / "opd", Opd(rollback=None, keep="kept"))
+    facts = {"samples": 1, "train_s": 0.0, "steps": 0, "losses": [0.0], "clipped": 0.0}
+
+    def publish(parent: int) -> None:
+        distiller.folder.versions.publish(trained, {"parent": parent, **facts})
+
+    def between(engine: Engine) -> None:
+        if len(engine.recorder.steps) == 2:
+            publish(0)
+        if len(engine.recorder.steps) == 4:
+            assert distiller.current == 1
+            publish(1)
+            publish(2)
+            distiller._worse = Change(-1.0, 0.1)
+        if len(engine.recorder.steps) == 6:
+            assert distiller.current == 0
+            publish(0)
+        distiller.poll(engine)
+
+    drafter = Drafter(SHAPE, trained.weights, target, trained.vocab)
+    run = serve(target, drafter, Fixed(verify_len=2), prompts(4), collector=distiller.collector, between=between)
+    events = [(e.kind, e.draft_version) for e in run.engine.recorder.events]
+    assert events == [
+        ("trained", 1), ("reload", 1), ("rollback", 0), ("refused", 2), ("refused", 3), ("trained", 4), ("reload", 4),
+    ]  # fmt: skip
+    assert distiller.current == 4
 
 
 def test_serving_never_waits_for_the_trainer(target: Target, trained: Checkpoint, tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """Runs that measure costs: acceptance and contexts by decree, rounds of known shapes, models that stay loaded."""
 
+import gc
+import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ from adasim.lengths import FixedLength  # noqa: E402
 from adasim.policies.fixed import Fixed  # noqa: E402
 from adasim.policies.off import Off  # noqa: E402
 from adasim.policies.probe import Probe, Shape  # noqa: E402
+from adasim.real import loaded  # noqa: E402
 from adasim.real.backend import TorchBackend  # noqa: E402
 from adasim.real.checkpoint import Checkpoint, save_checkpoint  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
@@ -21,7 +25,7 @@ from adasim.real.length_head import make_head  # noqa: E402
 from adasim.real.loaded import keep_checkpoint, keep_ready, keep_target  # noqa: E402
 from adasim.real.sampling import Forced, Sampling  # noqa: E402
 from adasim.real.verify import accept_sampled  # noqa: E402
-from adasim.real.weights import RANDOM  # noqa: E402
+from adasim.real.weights import RANDOM, _publish, load_target  # noqa: E402
 from adasim.workload import Closed  # noqa: E402
 
 SHAPES = [
@@ -127,6 +131,42 @@ def test_models_stay_loaded_until_their_files_change(tmp_path: Path) -> None:
     assert keep_checkpoint(folder, torch.float32) is found
     assert keep_ready(folder, target) is made
     save_drafter(tmp_path, seed=1)
+    os.utime(folder / "model.safetensors", ns=(0, 0))  # clocks of file systems are coarse
     again = keep_checkpoint(folder, torch.float32)
     assert not np.array_equal(again.weights["fc.weight"].numpy(), found.weights["fc.weight"].numpy())
     assert keep_ready(folder, target) is not made
+
+
+def test_what_is_kept_goes_before_another_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, folder = torch.device("cpu"), save_drafter(tmp_path)
+
+    def keep() -> weakref.ref[Any]:
+        target = keep_target("random-tiny", torch.float32, cpu)
+        keep_ready(folder, target)
+        return weakref.ref(target)
+
+    alive: list[Any] = []
+    old = keep()
+
+    def load(*arguments: Any) -> Any:
+        gc.collect()
+        alive.append(old())
+        return load_target(*arguments)
+
+    monkeypatch.setattr(loaded, "load_target", load)
+    keep_target("random-tiny", torch.bfloat16, cpu)
+    assert alive == [None]
+
+
+def test_a_folder_that_another_process_finished_first_is_taken(tmp_path: Path) -> None:
+    mine, theirs = tmp_path / "mine", tmp_path / "theirs"
+    for folder in (mine, theirs):
+        folder.mkdir()
+        (folder / "config.json").write_text(folder.name)
+    _publish(theirs, tmp_path / "out")
+    _publish(mine, tmp_path / "out")
+    assert (tmp_path / "out" / "config.json").read_text() == "theirs"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "other").touch()
+    with pytest.raises(OSError, match="not empty"):
+        _publish(mine, tmp_path / "full")

@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> VersionStore:
 
 def refusal(store: VersionStore) -> str:
     """Why version 2 is refused; version 1 stays the newest usable one."""
-    good, refused = store.newest(0, SHAPE)
+    good, refused = store.newest([1, 2], SHAPE)
     assert good is not None
     assert good.number == 1
     assert [r.number for r in refused] == [2]
@@ -34,13 +34,20 @@ def refusal(store: VersionStore) -> str:
 
 def test_the_newest_good_version_is_found_once(store: VersionStore) -> None:
     assert store.publish(Checkpoint(SHAPE, SHAPE.fresh(1)), {}) == 2
-    found, refused = store.newest(1, SHAPE)
+    found, refused = store.newest([2], SHAPE)
     assert isinstance(found, Version)
     assert found.number == 2
     assert not refused
     assert torch.equal(found.checkpoint.weights["fc.weight"], SHAPE.fresh(1)["fc.weight"].bfloat16())
-    assert store.newest(2, SHAPE) == (None, [])
+    assert store.newest([], SHAPE) == (None, [])
     assert store.load(1, SHAPE).manifest["tau"] == 1.5  # type: ignore[union-attr]
+
+
+def test_a_version_names_its_parent(store: VersionStore) -> None:
+    store.publish(Checkpoint(SHAPE, SHAPE.fresh(1)), {"parent": 1})
+    assert [store.parent(n) for n in (1, 2, 3)] == [None, 1, None]
+    (store.folder / "v000002" / "manifest.json").write_text("[")
+    assert store.parent(2) is None
 
 
 def test_truncated_weights_are_refused(store: VersionStore) -> None:

@@ -15,13 +15,15 @@ from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.real.sglang_plugin.decider import Decider
 from adasim.real.sglang_plugin.rounds import Round, RoundLog
-from adasim.real.sglang_plugin.settings import FILE, VARIABLE, parse_settings, read_settings
+from adasim.real.sglang_plugin.settings import FILE, VARIABLE, parse_policy, parse_settings, read_settings
 from adasim.types import BatchView, DraftView, EngineCaps, IntArray, StepOutcome
 
 torch = pytest.importorskip("torch")
 
+from adasim.real.checkpoint import read_config, read_shape  # noqa: E402
 from adasim.real.sglang_plugin.accept import Accepted, accept, committed  # noqa: E402
 from adasim.real.sglang_plugin.draft_head import DraftHead  # noqa: E402
+from adasim.real.sglang_plugin.drawing import draw  # noqa: E402
 from adasim.real.sglang_plugin.reload import fitting  # noqa: E402
 
 CAPS = EngineCaps(7, 4, provides=frozenset({"accept_len"}))
@@ -151,8 +153,42 @@ def test_the_ring_keeps_the_last_rounds_and_their_names_only() -> None:
     kept = log.dump()
     assert [r[0] for r in kept["rounds"]] == [17, 18, 19]
     assert kept["requests"] == {"17": "r17", "18": "r18", "19": "r19"}
-    assert len(log._names) <= 7
-    RoundLog(0).append(Round(0, 0, 0, 0, 0, 0, [0], [1], [1], [1], [0], None), ["a"])
+    none = RoundLog(0)
+    none.append(Round(0, 0, 0, 0, 0, 0, [0], [1], [1], [1], [0], None), ["a"])
+    assert none.dump()["rounds"] == []
+
+
+def test_a_running_server_takes_another_policy_and_nothing_else() -> None:
+    assert parse_policy('{"policy": {"kind": "fixed", "verify_len": 4}}', "x") == Fixed(verify_len=4)
+    with pytest.raises(InputError) as caught:
+        parse_policy('{"policy": {"kind": "off"}, "kept_rounds": 5, "scheduler": {"kind": "fcfs"}}', "x")
+    assert caught.value.problems == (
+        "x: kept_rounds stays as it was at the start; allowed: policy",
+        "x: scheduler stays as it was at the start; allowed: policy",
+    )
+
+
+def test_greedy_tokens_are_read_up_to_the_cut() -> None:
+    logits = torch.randn(2 * 3, 9)
+    tokens = draw(logits, None, torch.zeros(2, 3), np.array([3, 1]))
+    best = logits.argmax(-1).tolist()
+    assert tokens.tolist() == [best[:3], [best[3], 0, 0]]
+
+
+def test_a_checkpoints_config_says_all_or_is_refused(tmp_path: Path) -> None:
+    from adasim.real.backend import DRAFTERS
+
+    good = json.loads((DRAFTERS / "smollm2-135m" / "config.json").read_text())
+    config = tmp_path / "config.json"
+    for text, message in (("{", "is no JSON"), ("[]", "holds no object")):
+        config.write_text(text)
+        with pytest.raises(InputError, match=message):
+            read_config(tmp_path)
+    del good["head_dim"], good["rope_theta"]
+    config.write_text(json.dumps(good))
+    with pytest.raises(InputError) as caught:
+        read_shape(read_config(tmp_path), tmp_path)
+    assert [p.rsplit(" ", 1)[1] for p in caught.value.problems] == ["head_dim", "rope_theta"]
 
 
 def test_acceptance_stops_at_the_first_difference_and_at_the_cut() -> None:
@@ -246,3 +282,28 @@ def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_sent(tmp_p
     np.save(other / "draft_vocab.npy", np.arange(8192, dtype=np.int32))
     with pytest.raises(InputError, match="draft vocabulary is not the one of"):
         fitting(other, served)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "says"),
+    [
+        ("length_head.out.bias", None, "'length_head.out.bias' is missing"),
+        ("length_head.extra", (1,), "'length_head.extra' is unknown"),
+        ("length_head.out.bias", (2,), r"'length_head.out.bias' has shape \[2\], expected \[1\]"),
+    ],
+)
+def test_another_head_is_refused_before_anything_is_sent(
+    tmp_path: Path, name: str, size: tuple[int, ...] | None, says: str
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    from adasim.real.backend import DRAFTERS
+
+    served = DRAFTERS / "smollm2-135m"
+    for file in served.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    weights = load_file(served / "model.safetensors")
+    weights = {k: w for k, w in weights.items() if k != name} | ({} if size is None else {name: torch.zeros(size)})
+    save_file(weights, tmp_path / "model.safetensors")
+    with pytest.raises(InputError, match=says):
+        fitting(tmp_path, served)

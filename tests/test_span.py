@@ -52,6 +52,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "slo": {"backend": backend(scheduler={"kind": "slo", "ttft_ms": 50.0, "tpot_ms": 9.0}, max_running_requests=3)},
     "prefixes": {"workload": {"kind": "trace", "path": "trace.jsonl"}, "backend": backend(kv=MEMORY)},
     "learning": {"backend": backend(learning={"buffer": 4, "token_us": 20.0, "setup_s": 0.01})},
+    "alarm": {"backend": backend(alarm={"shift": 0.2, "false_alarm_requests": 20.0})},
 }
 POLICIES: list[Policy] = [
     OFF,
@@ -106,6 +107,32 @@ def test_a_span_goes_as_far_as_its_request(policy: Policy, monkeypatch: pytest.M
     records = simulate(policy, workload=closed(concurrency=1, requests=6))
     assert len(records.steps) > 40
     assert spans == [True] * 6
+
+
+@pytest.mark.parametrize(
+    ("fields", "spans"),
+    [
+        ({}, True),
+        ({"alarm": {}}, True),
+        ({"parallel": {"tp": 2}}, True),
+        ({"rounds": True}, False),
+        ({"learning": {"buffer": 4}}, False),
+        ({"parallel": {"tp": 2, "dp": 2}}, False),
+        ({"disaggregation": {}}, False),
+    ],
+)
+def test_who_plays_rounds_at_once(fields: dict[str, Any], spans: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not those who look at every round, and not engines whose rounds do more."""
+    made: list[Span] = []
+    begin = Span.__init__
+
+    def noted(self: Span, *arguments: Any) -> None:
+        made.append(self)
+        begin(self, *arguments)
+
+    monkeypatch.setattr(Span, "__init__", noted)
+    simulate(Fixed(verify_len=5), backend=backend(**fields))
+    assert bool(made) == spans
 
 
 @pytest.mark.parametrize("seed", range(200))

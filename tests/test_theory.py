@@ -59,9 +59,6 @@ def test_geometric_curve() -> None:
 def test_experts_touched() -> None:
     """One token reads top_experts experts; many read all of them: E (1 - (1 - e/E)^t)."""
     moe = MODELS["qwen3-30b-a3b"]
-    one, many = moe.layer_params_read(1), moe.layer_params_read(10_000)
-    assert one == pytest.approx(moe.attention_params + 8 * moe.mlp_params)
-    assert many == pytest.approx(moe.attention_params + 128 * moe.mlp_params)
-    assert moe.layer_params_read(2) == pytest.approx(
-        moe.attention_params + 128 * (1 - (1 - 1 / 16) ** 2) * moe.mlp_params
-    )
+    assert moe.mlps_touched(1) == pytest.approx(8)
+    assert moe.mlps_touched(10_000) == pytest.approx(128)
+    assert moe.mlps_touched(2) == pytest.approx(128 * (1 - (1 - 1 / 16) ** 2))

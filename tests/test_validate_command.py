@@ -226,7 +226,8 @@ def damaged(source: Path, into: Path) -> Path:
 def test_records_whose_clock_goes_back_are_refused(ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, arguments, _ = ran
     bad = damaged(folder / "out", tmp_path / "bad")
-    for way in (["--records", bad, "--out", tmp_path / "new"], ["--watch", bad, "--once"]):
+    ways: list[list[str | Path]] = [["--records", bad, "--out", tmp_path / "new"], ["--watch", bad, "--once"]]
+    for way in ways:
         assert adasim(*arguments[:4], *way) == 2
         assert "the clock went back" in capsys.readouterr().err
     assert adasim("validate", "--floor", folder / "out", bad) == 2

@@ -1,9 +1,10 @@
 """Acceptance models: where the luck of a text comes from."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from hashlib import sha256
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -18,6 +19,7 @@ from adasim.files import Columns, find, read_columns
 from adasim.kernels.form import Int16Array
 from adasim.types import Component, FloatArray, IntArray, Request
 
+NO_NOISE: FloatArray = np.empty(0)
 Factor = Annotated[float, Field(gt=0)]
 
 
@@ -140,23 +142,32 @@ class Text:
 
         A longer request begins with the same values: each stream is read from its start.
         """
-        return next(self.of([request], np.array([length])))
+        return self.of([request], np.array([length]))
 
-    def of(self, requests: Sequence[Request], lengths: IntArray) -> Iterator[FloatArray]:
-        """The same of several requests, ``lengths`` [m] tokens of each."""
-        own = _normals(self._own, requests, lengths)
-        common = _normals(self._common, requests, lengths + 2) if self._correlated else [None] * len(requests)
-        for request, draws, shared in zip(requests, own, common, strict=True):
-            g = hardness(draws, shared, *self._shape)
-            power = self._powers[request.domain]
-            yield g if power is None else power.apply(g, request)
+    def of(self, requests: Sequence[Request], lengths: IntArray) -> FloatArray:
+        """The same of several requests, one after the other: ``lengths`` [m] tokens of each, [their sum]."""
+        g = _normals(self._own, requests, lengths)
+        if not self._correlated and not any(self._powers):
+            return g
+        own = _parts(g, lengths)
+        common: Iterable[FloatArray | None] = repeat(None)
+        if self._correlated:
+            common = _parts(_normals(self._common, requests, lengths + 2), lengths + 2)
+        for request, draws, shared in zip(requests, own, common, strict=False):
+            mine, power = hardness(draws, shared, *self._shape), self._powers[request.domain]
+            draws[:] = mine if power is None else power.apply(mine, request)
+        return g
 
 
-def _normals(rng: RequestRng, requests: Sequence[Request], counts: IntArray) -> list[FloatArray]:
-    ends = np.cumsum(counts)
-    draws = np.empty(int(ends[-1]))
-    rng.normals(requests, counts, draws, ends - counts)
-    return [draws[end - count : end] for end, count in zip(ends.tolist(), counts.tolist(), strict=True)]
+def _normals(rng: RequestRng, requests: Sequence[Request], counts: IntArray) -> FloatArray:
+    draws = np.empty(int(counts.sum()))
+    rng.normals(requests, counts, draws, np.cumsum(counts) - counts)
+    return draws
+
+
+def _parts(values: FloatArray, counts: IntArray) -> list[FloatArray]:
+    """Views of what belongs to each request."""
+    return np.split(values, np.cumsum(counts)[:-1])
 
 
 class _TextLuck(Luck):
@@ -173,24 +184,33 @@ class _TextLuck(Luck):
         return [self._model.thresholds(c) for c in self.curves]
 
     @cached_property
+    def _levels(self) -> FloatArray:
+        """Different thresholds, rising, [domains, K]; infinite beyond the last, which nothing exceeds."""
+        levels = np.full((len(self.curves), self.curves[0].size), np.inf)
+        for row, thresholds in zip(levels, self._thresholds, strict=True):
+            different = np.unique(thresholds)  # a geometric curve has one
+            row[: len(different)] = different
+        return levels
+
+    @cached_property
     def _limits(self) -> IntArray:
-        return np.stack([grade(t, np.sort(t)) for t in self._thresholds]).astype(np.int64)  # [domains, K]
+        """Grade of every threshold, [domains, K]."""
+        return np.stack([grade(t, row) for t, row in zip(self._thresholds, self._levels, strict=True)]).astype(np.int64)
 
     def text(self, request: Request) -> IntArray:
-        """The grade of every token: how many thresholds its hardness exceeds."""
+        """The grade of every token: how many different thresholds its hardness exceeds."""
         g = self._tokens.hardness(request, request.output_len + self.beyond)
-        return grade(g, self._thresholds[request.domain]).astype(np.int64)
+        return grade(g, self._levels[request.domain]).astype(np.int64)
 
     def _draw(self, ids: IntArray) -> None:
         requests, counts = [self.requests[i] for i in ids.tolist()], self._counts[ids] + self.beyond
-        starts = self.base[ids].tolist()
-        for request, start, g in zip(requests, starts, self._tokens.of(requests, counts), strict=True):
-            self._kernels.grade(g, self._thresholds[request.domain], self._text[start : start + len(g)])
+        domains = np.array([r.domain for r in requests], dtype=np.int64)
+        g = self._tokens.of(requests, counts)
+        self._kernels.grade(g, counts, domains, self._levels, self.base[ids], self._text)
 
-    @property
-    def tables(self) -> tuple[Int16Array, IntArray, FloatArray]:
-        """See :attr:`Luck.tables`."""
-        return self._text, self._limits, self._noise
+    def tables(self, *, heads: bool) -> tuple[Int16Array, IntArray, FloatArray]:
+        """See :meth:`Luck.tables`."""
+        return self._text, self._limits, self._noise if heads else NO_NOISE
 
     def _read(self, lives: IntArray, ids: IntArray, at: IntArray, run: IntArray) -> bool:
         return self._kernels.look_up(lives, ids, self._text, self._limits, at, run)

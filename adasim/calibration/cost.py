@@ -154,7 +154,10 @@ class CostModel(Component, ABC):
             return self._stretch(step) if self.overhead.time_share else step
         draft_s = self.draft_s(batch, draft_positions, longest_draft, context) if draft_positions else 0.0
         overhead_s = self.overhead.seconds(draft_positions, verified, reads_head, drafter_loaded, batch)
-        verify_s = self.staircase_s(batch, verified, context, prefill, eager)
+        if eager or self.captured_tokens is not None:
+            verify_s = self.staircase_s(batch, verified, context, prefill, eager)
+        else:
+            verify_s = self.verify_s(batch, verified, context)
         step = StepSeconds(draft_s, verify_s, overhead_s, prefill_s)
         return self._stretch(step) if self.overhead.time_share else step
 
@@ -176,9 +179,12 @@ class CostModel(Component, ABC):
         sizes = self.captured_tokens
         if eager or (sizes is not None and tokens + prefill > sizes[-1]):
             return self.verify_s(batch, tokens, context) + self.eager_penalty_ms / 1e3
-        if sizes is None:
-            return self.verify_s(batch, tokens, context)
-        return self.verify_s(batch, sizes[bisect_left(sizes, tokens + prefill)] - prefill, context)
+        return self.verify_s(batch, self.captured(tokens + prefill) - prefill, context)
+
+    def captured(self, tokens: int) -> int:
+        """Tokens that a pass pays for: those of the next graph up, where there is one."""
+        sizes = self.captured_tokens
+        return tokens if sizes is None or tokens > sizes[-1] else sizes[bisect_left(sizes, tokens)]
 
     def check_batches(self, smallest: int, largest: int | None) -> None:
         """Refuse a run whose batches will leave the measured range; ``largest`` None: unknown.

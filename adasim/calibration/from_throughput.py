@@ -174,8 +174,7 @@ class _Table:
     def __init__(self, rows: list[Row], one_pass: bool) -> None:
         timed = [r for r in rows if r.tok_s is not None]
         # a measured tau is what that row's rounds gave
-        told = [r._replace(top_k=2) if r.k and r.tau is not None else r for r in timed]
-        self._cells = Cells.of(told, one_pass=one_pass)
+        self._cells = Cells.of(timed, one_pass=one_pass, taus=[r.tau if r.k else 1.0 for r in timed])
         self._log_tok_s = np.log([r.tok_s for r in timed if r.tok_s is not None])
         accepted = [r for r in rows if r.k and not r.tree and r.tau is not None]
         self._k = np.array([r.k for r in accepted], dtype=np.float64)

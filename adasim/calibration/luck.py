@@ -1,12 +1,14 @@
 """The luck of a run's requests, drawn when it is first looked at, and what length and confidence heads know of it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
+from math import sqrt
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from adasim.kernels import kernels
@@ -53,7 +55,7 @@ class HeadQuality(Component):
         if self.reports == "truth":
             return self.noise
         mean, square = survival.sum(), (np.arange(1, 2 * len(survival), 2) * survival).sum()  # of L
-        return self.noise * max(float(square - mean**2), LEAST_VARIANCE) ** 0.5
+        return self.noise * sqrt(max(float(square - mean**2), LEAST_VARIANCE))
 
     def posterior(self, survival: FloatArray, signal: FloatArray | None = None) -> FloatArray:
         """P(L >= k | signal), [bins, K], for one domain's survival curve [K]; signals are the bins unless given."""
@@ -113,7 +115,7 @@ class Luck(ABC):
         self.base: IntArray = np.array(ends[:-1], dtype=np.int64)
         self._counts: IntArray = np.array([r.output_len for r in requests], dtype=np.int64)
         self._text = np.full(ends[-1], NOT_DRAWN, dtype=np.int16)
-        self._noise, self._noise_rng = np.full(ends[-1], np.nan), RequestRng(seed, HEADS)
+        self._noise_rng = RequestRng(seed, HEADS)
         self._heads = False  # somebody asked what heads see, and will again
         self._kernels = kernels()
 
@@ -135,21 +137,31 @@ class Luck(ABC):
             self._read(lives, ids, at, run)
         return at, run
 
-    @property
-    def tables(self) -> tuple[Int16Array, IntArray, FloatArray] | None:
-        """``grades``, ``limits`` and ``noise`` of kernels; None = luck of another form."""
+    def tables(self, *, heads: bool) -> tuple[Int16Array, IntArray, FloatArray] | None:
+        """``grades``, ``limits`` and ``noise`` of kernels, the last where ``heads`` are read; None = of another form."""
         return None
+
+    @cached_property
+    def _noise(self) -> FloatArray:
+        """Of heads; NaN = not drawn yet."""
+        return np.full(len(self._text), np.nan)
 
     def draw(self, ids: IntArray, heads: bool = False) -> None:
         """Draw what was not drawn yet of requests ``ids`` [n], with ``heads`` also what their heads see."""
-        new = ids[self._text[self.base[ids]] == NOT_DRAWN]
+        new = self._with_next(ids, lambda at: self._text[at] == NOT_DRAWN)
         if len(new):
-            last = int(new.max()) + 1
-            later = np.arange(last, min(last + self.ahead, len(self.base)))
-            new = np.concatenate([new, later[self._text[self.base[later]] == NOT_DRAWN]])
             self._draw(new)
         if heads or self._heads:
             self._draw_noise(ids if heads else new)
+
+    def _with_next(self, ids: IntArray, missing: Callable[[IntArray], NDArray[np.bool_]]) -> IntArray:
+        """Those of ``ids`` [n] whose first position is ``missing``, and of the requests that come next."""
+        new = ids[missing(self.base[ids])]
+        if not len(new):
+            return new
+        last = int(new.max()) + 1
+        later = np.arange(last, min(last + self.ahead, len(self.base)))
+        return np.concatenate([new, later[missing(self.base[later])]])
 
     def _draw(self, ids: IntArray) -> None:
         for i in ids.tolist():
@@ -169,12 +181,13 @@ class Luck(ABC):
 
     def _draw_noise(self, ids: IntArray) -> None:
         self._heads = True
-        new = ids[np.isnan(self._noise[self.base[ids]])]
+        new = self._with_next(ids, lambda at: np.isnan(self._noise[at]))
         self._noise_rng.normals([self.requests[i] for i in new.tolist()], self._counts[new], self._noise, self.base[new])
 
     def report(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """What length heads of requests in ``domains`` [n] that see ``signal`` [n] report, the anchor counted, [n]."""
-        return 1 + (self.survival(domains, signal).sum(axis=1) if self.head.reports == "mean" else signal)
+        told: FloatArray = self.survival(domains, signal).sum(axis=1) if self.head.reports == "mean" else signal
+        return 1 + told
 
     def survival(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""

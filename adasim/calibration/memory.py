@@ -18,10 +18,14 @@ class GpuMemory:
 
     @property
     def weight_bytes(self) -> float:
-        """Layers, embedding and LM head; attention is whole on every rank, the rest is divided by all GPUs."""
+        """Layers, embedding and LM head; attention is whole on every rank, the rest is divided by all GPUs.
+
+        Beside attention ranks the embedding is whole on every GPU, as SGLang keeps it.
+        """
         m, s = self.model, self.split
         per_layer = m.attention_params_on(s.attention_tp) + m.mlp_params * max(m.experts, 1) / s.tp
-        return m.bytes_per_param * ((m.layers + self.draft_layers) * per_layer + 2 * m.head_params / s.tp)
+        embedding = m.head_params / (s.tp if s.dp == 1 else 1)
+        return m.bytes_per_param * ((m.layers + self.draft_layers) * per_layer + embedding + m.head_params / s.tp)
 
     @property
     def kv_bytes_per_token(self) -> float:

@@ -10,20 +10,25 @@ from adasim.errors import InputError
 
 
 def cost_on(cost: CostModel, parallel: Parallel | None) -> CostModel:
-    """The cost on these GPUs; null: as it stands.
+    """The cost on these GPUs; null: as it stands, on one attention rank.
 
     A roofline computes what parallelism does. Times that were measured hold where they were measured; elsewhere only by
     factors that somebody gives (``parallel.assume``), which the report then calls an assumption.
 
     Raises:
-        InputError: the model cannot be divided like that, or times were measured elsewhere and no factors are given.
+        InputError: the model cannot be divided like that, times were measured elsewhere and no factors are given, or a
+            field has no effect.
     """
     if parallel is None:
+        if isinstance(cost, TableCost | FormulaCost | PassCost) and cost.measured_on and cost.measured_on.dp > 1:
+            raise InputError(f"parallel: the cost was measured on attention ranks; say so here ({cost.measured_on})")
         return cost
     if isinstance(cost, RooflineCost):
         return cost.on(parallel)
     assert isinstance(cost, TableCost | FormulaCost | PassCost)
     measured = cost.measured_on
+    if idle := [name for name in ("collective_us", "link_gb_s") if getattr(parallel, name) != getattr(Parallel(), name)]:
+        raise InputError(f"parallel.{idle[0]} has no effect: measured times hold their communication")
     if measured is None:
         raise InputError(
             f"cost.measured_on: say under which tp and dp the times were measured; backend.parallel asks for {parallel}"

@@ -77,7 +77,8 @@ class RooflineCost(FittedCost):
 
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """One pass of all layers and the LM head over ``tokens`` tokens."""
-        self._check_range(tokens)
+        if self.fitted_tokens is not None:
+            self._check_range(tokens)
         host_s = self.per_request_ms * batch / 1e3
         return self._pass_s(batch, tokens, context, self._layers, tokens) + host_s
 

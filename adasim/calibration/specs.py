@@ -82,10 +82,6 @@ class ModelSpec(Component):
         """MLPs one layer reads for ``tokens`` tokens: of E experts, E (1 - (1 - e/E)^tokens)."""
         return self.experts * (1 - (1 - self.top_experts / self.experts) ** tokens) if self.experts else 1
 
-    def layer_params_read(self, tokens: int) -> float:
-        """Parameters one layer reads for ``tokens`` tokens."""
-        return self.attention_params + self.mlp_params * self.mlps_touched(tokens)
-
     @property
     def head_params(self) -> float:
         """Parameters of the LM head."""

@@ -49,9 +49,7 @@ def grade(hardness_t: FloatArray, thresholds: FloatArray) -> Int16Array:
 
     A token is accepted at a threshold when its grade is not above the threshold's own.
     """
-    grades = np.empty(len(hardness_t), dtype=np.int16)
-    kernels().grade(hardness_t, thresholds, grades)
-    return grades
+    return np.searchsorted(np.sort(thresholds), hardness_t).astype(np.int16)
 
 
 def runs(hardness_t: FloatArray, thresholds: FloatArray, length: int) -> IntArray:

@@ -1,6 +1,6 @@
 """A profile from a throughput table: what it fixes, and in words what it cannot."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from adasim.calibration.draft_model import DraftModel
 from adasim.calibration.from_throughput import Posterior, fit_throughput_table
 from adasim.calibration.profile import Profile, Provenance
 from adasim.calibration.survival import Tree
-from adasim.calibration.throughput_table import Bonus, Row, read_throughput
+from adasim.calibration.throughput_files import read_throughput
+from adasim.calibration.throughput_table import Row
 from adasim.calibration.world import BELIEFS, Cells
+from adasim.errors import InputError
 from adasim.statistics import Interval
 from adasim.types import FloatArray
 
@@ -34,54 +36,50 @@ SHOWN = {
 }
 
 
+ABOUT = ("source", "hardware", "model", "engine", "date")  # of a profile's provenance
+
+
 def calibrate_throughput(
-    table: Path,
+    paths: Sequence[Path],
+    name: str,
     *,
-    name: str | None = None,
-    source: str | None = None,
-    hardware: str = "not stated",
-    model: str = "not stated",
-    engine: str = "not stated",
-    date: str = "not stated",
-    bonus: Bonus | None = None,
+    about: Mapping[str, str] | None = None,
+    only: str | None = None,
+    concurrency: int | None = None,
     one_pass: bool = False,
-    seed: int = 0,
 ) -> Profile:
-    """Cost and acceptance that explain a table of tokens per second, as a profile.
+    """Cost and acceptance that explain tokens per second, as a profile.
 
     Args:
-        table: CSV or Parquet, see :func:`~adasim.calibration.throughput_table.read_throughput`.
-        name: of the profile; null = the file's.
-        source: who measured it; null = the file's name.
-        hardware: that it was measured on.
-        model: target and drafter.
-        engine: and its version.
-        date: of the measurement.
-        bonus: whether the column accept_length counts the bonus token.
+        paths: files and folders, see :func:`~adasim.calibration.throughput_files.read_throughput`.
+        name: of the profile.
+        about: ``ABOUT`` of the measurement, where the files do not tell.
+        only: fit runs whose label, model or data set holds this.
+        concurrency: of runs that do not tell theirs.
         one_pass: the drafter fills its block in one pass, whatever the length.
-        seed: of the draws behind the intervals.
 
     Raises:
-        InputError: what is wrong with the table, or that it says nothing about speculation.
+        InputError: what is wrong with the files, or that they say nothing about speculation or about time.
     """
-    rows = read_throughput(table, bonus)
-    posterior = fit_throughput_table(rows, one_pass=one_pass, seed=seed)
-    provenance = Provenance(
-        source=source or table.name,
-        hardware=hardware,
-        model=model,
-        engine=engine,
-        date=date,
-        how="fitted to end-to-end throughput alone",
-        inputs=[_measured(rows), *fitted(posterior)],
-        assumptions=doubts(rows) + untold(posterior),
+    found = read_throughput(paths, only, concurrency)
+    if all(r.tok_s is None for r in found.rows):
+        raise InputError("throughput: no row holds tokens per second at a concurrency: accept lengths alone give no cost")
+    posterior = fit_throughput_table(found.rows, one_pass=one_pass)
+    told = {"source": ", ".join(p.name for p in paths), "model": found.model, "engine": found.engine} | dict(about or {})
+    provenance = Provenance.model_validate(
+        {n: told.get(n) or "not stated" for n in ABOUT}
+        | {
+            "how": "fitted to end-to-end throughput alone",
+            "inputs": [_measured(found.rows), *fitted(posterior)],
+            "assumptions": found.notes + doubts(found.rows) + untold(posterior),
+        }
     )
-    return as_profile(posterior, name or table.stem, provenance)
+    return as_profile(posterior, name, provenance)
 
 
 def as_profile(posterior: Posterior, name: str, provenance: Provenance) -> Profile:
-    """The most probable world."""
-    tokens = [r.tokens for r in posterior.rows if r.tok_s is not None] or [1]
+    """The most probable world; of a table with tokens per second."""
+    tokens = [r.tokens for r in posterior.rows if r.tok_s is not None]
     worlds = posterior.worlds
     cost = worlds.cost(
         0,
@@ -109,7 +107,7 @@ def fitted(posterior: Posterior) -> list[str]:
     """What was fitted, with its 95 % limits, a line each."""
     told = [n for n in SHOWN if n not in posterior.left_open and (n != "context" or posterior.with_context)]
     says = [SHOWN[n].format(_number(posterior.term(n))) for n in told]
-    tokens = max((r.tokens for r in posterior.rows if r.tok_s is not None), default=0)
+    tokens = max(r.tokens for r in posterior.rows if r.tok_s is not None)
     knee = posterior.knee_tokens
     if knee.low <= tokens and "token" in told:
         says.append(f"computing takes as long as reading weights at {_number(knee)} tokens a pass")

@@ -1,18 +1,12 @@
-"""Throughput tables that people have: tokens per second over batch and draft length, in a CSV file."""
+"""A row of a throughput table: tokens per second at a batch and a draft length."""
 
-from collections.abc import Hashable, Mapping
-from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
-import numpy as np
-import pandas as pd
+from adasim.importers.fields import Malformed
+from adasim.importers.tables import RunRow
 
-from adasim.errors import InputError
-from adasim.files import Columns, read_columns
-
-Bonus = Literal["counted", "not counted"]
-WHOLE = ("batch", "concurrency", "k", "steps", "top_k")
-POSITIVE = ("tok_s", "context")
+REACHED = 0.8  # of the clients' limit in flight: it was the batch
+CUT = 0.95  # of the drafts configured were verified: lengths did not vary
 
 
 class Row(NamedTuple):
@@ -42,109 +36,57 @@ class Row(NamedTuple):
         return self.steps if self.steps is not None and self.k else self.k
 
     @property
-    def told_tau(self) -> float:
-        """tau that needs no model of acceptance: of plain decoding, and of trees where measured; else NaN."""
-        return 1.0 if not self.k else self.tau if self.tree and self.tau is not None else np.nan
+    def told_tau(self) -> float | None:
+        """tau that needs no model of acceptance: of plain decoding, and of trees where measured."""
+        return 1.0 if not self.k else self.tau if self.tree else None
 
 
-def read_throughput(path: Path, bonus: Bonus | None = None) -> list[Row]:
-    """The rows of a CSV or Parquet table.
-
-    Columns: ``batch`` or ``concurrency``; ``k`` drafts (0 = plain decoding); ``tok_s``; optionally ``accept_length``,
-    ``context``, and for trees ``steps`` (draft passes) and ``top_k``, ``k`` then being the tree's tokens less its root.
-    Cells of ``tok_s`` and ``accept_length`` may be empty.
-
-    Args:
-        path: of the table.
-        bonus: whether ``accept_length`` counts the bonus token (SGLang and vLLM do: plain decoding is 1), or drafts only
-            (plain decoding is 0). Plain rows that hold it say so themselves.
+def row_of(run: RunRow) -> Row:
+    """A run as a batch that decodes steadily.
 
     Raises:
-        InputError: what is wrong, all at once.
+        Malformed: it does not tell enough, or its lengths varied.
     """
-    optional = ("batch", "concurrency", "tok_s", "accept_length", "context", "steps", "top_k", "note")
-    table = read_columns(path, Columns(("k",), optional, whole=("k",)))
-    problems = []
-    if ("batch" in table) == ("concurrency" in table):
-        problems.append(f"{path}: needs one of the columns batch and concurrency")
-    if "tok_s" not in table and "accept_length" not in table:
-        problems.append(f"{path}: needs the column tok_s or accept_length")
-    for name in sorted({*WHOLE, *POSITIVE, "accept_length"} & set(table.columns)):
-        problems += _bad_numbers(path, table, name)
-    if problems:
-        raise InputError(*problems)
-    if "accept_length" in table:
-        table["accept_length"] += 0 if _bonus(path, table, bonus) == "counted" else 1
-    elif bonus is not None:
-        raise InputError(f"{path}: bonus has no effect without the column accept_length")
-    rows = [_row(r) for r in table.to_dict("records")]
-    for i, row in enumerate(rows):
-        problems += [f"{path}: row {i + 1}: {p}" for p in _impossible(row)]
-    if problems:
-        raise InputError(*problems[:10])
-    return rows
-
-
-def _bad_numbers(path: Path, table: pd.DataFrame, name: str) -> list[str]:
-    """Complaints about one column of numbers; empty cells are allowed where a value may be missing."""
-    numbers = pd.to_numeric(table[name], errors="coerce")
-    needed = name in {"batch", "concurrency", "k"}
-    bad = numbers.isna() & (table[name].notna() | needed)
-    least = 1 if name in {"batch", "concurrency", "steps", "top_k"} else 0
-    rule = f"a whole number >= {least}" if name in WHOLE else "a number > 0" if name in POSITIVE else "a number >= 0"
-    if name in WHOLE:
-        bad |= (numbers % 1 != 0) & numbers.notna() | (numbers < least)
-    else:
-        bad |= ~np.isfinite(numbers.fillna(1)) | (numbers <= 0 if name in POSITIVE else numbers < 0)
-    if name in {"steps", "top_k"}:
-        bad &= table["k"] > 0  # of plain rows they mean nothing
-    table[name] = numbers
-    return [f"{path}: row {i + 1}: {name} is {table[name].iloc[i]}, must be {rule}" for i in np.flatnonzero(bad)[:5]]
-
-
-def _bonus(path: Path, table: pd.DataFrame, bonus: Bonus | None) -> Bonus:
-    """Whether the bonus token is counted, from plain rows or as told."""
-    plain = table.loc[(table["k"] == 0) & table["accept_length"].notna(), "accept_length"]
-    says: set[Bonus] = {"counted" if v == 1 else "not counted" for v in plain if v in (0, 1)}
-    if (~plain.isin([0, 1])).any() or len(says) > 1 or (bonus is not None and says - {bonus}):
-        raise InputError(f"{path}: accept_length of plain rows (k 0) must be 1 if the bonus token is counted, else 0")
-    if bonus is None and not says:
-        raise InputError(
-            f"{path}: accept_length: say whether it counts the bonus token (bonus: counted or not counted); "
-            "SGLang's accept_len and vLLM's mean acceptance length do"
-        )
-    return bonus or says.pop()
-
-
-def _row(cells: Mapping[Hashable, Any]) -> Row:
-    def number(name: str) -> float | None:
-        value = cells.get(name)
-        return None if value is None or pd.isna(value) else float(value)
-
-    k, steps, top_k = int(number("k") or 0), number("steps"), number("top_k")
+    k = run.k
+    if k is None and run.tau is None and run.engine == "vllm":
+        k = 0  # its files show counters wherever it drafts
+    if k is None:
+        raise Malformed("their draft length is not told, or varied (a table with a column k can tell it)")
+    if run.rounds and run.drafted is not None and run.drafted < CUT * run.rounds * k:
+        raise Malformed("fewer drafts were verified than configured, so that their length varied")
+    batch = batch_of(run)
+    tok_s = run.output_tok_s or (1e3 * batch / run.tpot_mean_ms if batch and run.tpot_mean_ms else None)
+    if batch is None:
+        tok_s = None  # the accept length is still good
+    tau = run.tau if k else None
+    tree = k > 0 and (run.topk or 1) > 1
+    if tok_s is None and tau is None:
+        raise Malformed("they hold neither tokens per second at a concurrency nor the accept length of drafts")
+    if tree and (run.depth is None or tau is None):
+        raise Malformed("a tree needs its steps and its accept length: no formula for chains gives it")
     return Row(
-        batch=int(number("batch") or number("concurrency") or 0),
-        k=k,
-        tok_s=number("tok_s"),
-        tau=number("accept_length") if k else None,
-        context=number("context"),
-        steps=int(steps) if steps and k else None,
-        top_k=int(top_k) if top_k and k else 1,
+        batch or 1,
+        k,
+        tok_s,
+        tau,
+        context_of(run),
+        steps=run.depth if tree else None,
+        top_k=run.topk or 1 if tree else 1,
     )
 
 
-def _impossible(row: Row) -> list[str]:
-    """What cannot be."""
-    says = []
-    if row.tok_s is None and (row.tau is None or not row.k):
-        says.append("holds neither tok_s nor the accept_length of drafts")
-    deepest = row.passes if row.tree else row.k
-    if row.tau is not None and not 1 <= row.tau <= deepest + 1:
-        says.append(f"accept_length is {row.tau:g} with the bonus token, must be 1..{deepest + 1} for {deepest} drafts")
-    if row.tree and row.steps is None:
-        says.append(f"a tree (top_k {row.top_k}) needs steps")
-    if row.tree and row.tok_s is not None and row.tau is None:
-        says.append(f"a tree (top_k {row.top_k}) needs its accept_length: no formula for chains gives it")
-    if row.steps is not None and row.steps > row.k:
-        says.append(f"steps is {row.steps}, must not exceed the {row.k} drafts")
-    return says
+def batch_of(run: RunRow) -> int | None:
+    """Requests in flight: the clients' limit, or the mean where there was none or it was not reached."""
+    mean = run.concurrency_mean
+    if mean is None and run.e2e_mean_ms and run.requests and run.duration_s:
+        mean = run.e2e_mean_ms / 1e3 * run.requests / run.duration_s  # Little's law
+    limit = run.concurrency
+    found = mean if limit is None or (mean is not None and mean < REACHED * limit) else limit
+    return None if found is None else max(1, round(found))
+
+
+def context_of(run: RunRow) -> float | None:
+    """Mean tokens of a request while it decodes."""
+    if run.context is not None or not run.requests or run.prompt_tokens is None or run.output_tokens is None:
+        return run.context
+    return (run.prompt_tokens + run.output_tokens / 2) / run.requests

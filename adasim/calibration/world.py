@@ -57,10 +57,11 @@ class Cells:
     told_tau: FloatArray  # NaN: the model's
 
     @classmethod
-    def of(cls, rows: list[Row], *, one_pass: bool) -> "Cells":
-        """The rows, with a draft pass per draft, or one a round."""
+    def of(cls, rows: list[Row], *, one_pass: bool, taus: list[float | None] | None = None) -> "Cells":
+        """The rows, with a draft pass per draft, or one a round; ``taus``: told ones, the model's where None."""
         passes = [min(r.passes, 1) if one_pass else r.passes for r in rows]
-        columns = [(r.batch, r.k, p, r.context or 0.0, r.told_tau) for r, p in zip(rows, passes, strict=True)]
+        told = [r.told_tau for r in rows] if taus is None else taus
+        columns = [(r.batch, r.k, p, r.context or 0.0, t) for r, p, t in zip(rows, passes, told, strict=True)]
         return cls(*np.array(columns, dtype=np.float64).reshape(len(rows), 5).T)
 
 

@@ -50,22 +50,50 @@ def profile_command(
 
 
 def calibrate_command(
-    folders: Annotated[list[Path], typer.Argument(help="Folders that `adasim profile` and `adasim record` left.")],
+    folders: Annotated[
+        list[Path],
+        typer.Argument(help="Folders that `adasim profile` and `adasim record` left; with --from-throughput any files."),
+    ],
     out: Annotated[Path, typer.Option(help="The profile to write, a .yaml file.")],
     report: Annotated[Path | None, typer.Option(help="Folder for the report. Default: NAME-report.")] = None,
     acceptance: Annotated[
         str, typer.Option(metavar="KIND", help="curves, or recorded: replay the texts of full-block runs as they were.")
     ] = "curves",
+    throughput: Annotated[
+        bool,
+        typer.Option("--from-throughput", help="Fit tokens per second alone, of files or folders of `adasim import`."),
+    ] = False,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="With --from-throughput: only=TEXT (runs whose label, model or data set holds it), concurrency=N (of "
+            "runs that do not tell it), one_pass=true (the drafter fills its block in one pass), and of the profile "
+            "source, hardware, model, engine, date.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Fit a profile to recorded runs: cost, overheads, acceptance, heads, learning, each with its uncertainty.
 
-    All folders must be of one engine on one machine. Runs with forced acceptance tell of times only.
+    All folders must be of one engine on one machine. Runs with forced acceptance tell of times only. With
+    --from-throughput as little as plain decoding at three loads and one speculative run is enough.
     """
+    from adasim.errors import InputError
+
+    if throughput:
+        from adasim.commands.from_throughput import from_throughput
+
+        if report is not None or acceptance != "curves":
+            raise InputError("--report and --acceptance have no effect with --from-throughput")
+        from_throughput(folders, out, settings or [], overwrite=overwrite, as_json=as_json)
+        return
+    if settings:
+        raise InputError("--set has no effect without --from-throughput")
     from adasim.calibrate import calibrate, write
     from adasim.calibrate_report import in_the_way, tables_of, write_report
-    from adasim.errors import InputError
     from adasim.recorded import load_all
     from adasim.screen import show_answer, show_errors
 

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from adasim.importers.registry import Imported
     from adasim.importers.sink import Sink
 
-MANIFEST = "manifest.json"
-WHAT = "adasim import"  # marks the folders that --overwrite may replace
 SHOWN = ("engine", "label", "k", "concurrency", "output_tok_s", "tau", "ttft_p50_ms", "tpot_p50_ms")
 MAX_SHOWN = 40
 
@@ -39,13 +37,14 @@ def import_command(
     """
     from adasim.errors import InputError
     from adasim.importers.registry import import_files
+    from adasim.importers.runs import manifest_of
     from adasim.importers.sink import Sink
 
     if out is None:
         sink = Sink()
         found = import_files(files, sink, kind=kind, keep_going=keep_going)
     else:
-        if out.exists() and any(out.iterdir() if out.is_dir() else [out]) and not (overwrite and _ours(out)):
+        if out.exists() and any(out.iterdir() if out.is_dir() else [out]) and not (overwrite and manifest_of(out)):
             raise InputError(f"--out {out}: holds something; give another folder, or --overwrite for an earlier import")
         out.parent.mkdir(parents=True, exist_ok=True)
         beside = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
@@ -62,6 +61,7 @@ def import_command(
 def _finish(beside: Path, out: Path, found: "list[Imported]") -> None:
     """Write the manifest, and put the folder in its place."""
     from adasim.files import to_json, write_atomic
+    from adasim.importers.runs import MANIFEST
 
     write_atomic(beside / MANIFEST, to_json(manifest(found)))
     beside.chmod(0o755)
@@ -75,6 +75,7 @@ def _finish(beside: Path, out: Path, found: "list[Imported]") -> None:
 def manifest(found: "list[Imported]") -> dict[str, Any]:
     """What was read, from where, and what must be known of it."""
     from adasim import __version__
+    from adasim.importers.runs import WHAT
 
     return {
         "what": WHAT,
@@ -94,15 +95,6 @@ def manifest(found: "list[Imported]") -> dict[str, Any]:
             for i in found
         ],
     }
-
-
-def _ours(folder: Path) -> bool:
-    import json
-
-    try:
-        return bool(json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["what"] == WHAT)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _notes(imported: "Imported") -> list[str]:

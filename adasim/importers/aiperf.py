@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from adasim.importers.checks import acceptance, run_of, times, warm_up
+from adasim.importers.acceptance import acceptance
+from adasim.importers.aiperf_metrics import count_of, histogram_of, seconds_of, seconds_per_unit, value_of
+from adasim.importers.checks import run_of, times, warm_up
 from adasim.importers.fields import Malformed, mapping, number, numbers, text, whole
 from adasim.importers.head import Head
 from adasim.importers.quantiles import Quantiles
@@ -18,7 +20,6 @@ from adasim.importers.sink import Sink
 from adasim.importers.source import Source
 from adasim.importers.tables import AcceptanceRow, RequestRow, RunRow
 
-SECONDS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0, "seconds": 1.0}
 NAMES = ("ttft", "tpot", "e2e")
 
 
@@ -41,7 +42,7 @@ class _Run:
 
 def read(source: Source, sink: Sink) -> None:
     """Fill requests, one run, and survival where requests tell their acceptance."""
-    run = _Run()
+    run, line = _Run(), 0
     for line, record in source.objects():
         with source.guard(line):
             about = mapping(record, "metadata")
@@ -56,7 +57,8 @@ def read(source: Source, sink: Sink) -> None:
         return
     if not run.pooled["warm-up"]:
         warm_up(source, run.first_ttft, None)
-    sink.add(run_of(source, run_row(source, run)))
+    with source.guard(line):
+        sink.add(run_of(source, run_row(source, run)))
     for position in range(1, max(run.accepted_lens, default=0) + 1):
         reached = sum(n for drafts, n in run.accepted_lens.items() if drafts >= position)
         rounds = run.accepted_lens.total()
@@ -71,21 +73,21 @@ def request_row(source: Source, record: Mapping[str, Any], run: _Run) -> Request
     if began is None or ended is None or ended < began:
         raise Malformed("metadata: request_start_ns and request_end_ns must be there, in this order")
     began_s, ended_s = began / 1e9, ended / 1e9
-    prompt, output = _count(metrics, "input_sequence_length"), _count(metrics, "output_sequence_length")
+    prompt, output = count_of(metrics, "input_sequence_length"), count_of(metrics, "output_sequence_length")
     if record.get("error") is not None or about.get("was_cancelled"):
         return RequestRow(source.name, 0, request, "failed", prompt, output, began_s)
     seconds = {
-        n: _seconds(metrics, m)
+        n: seconds_of(metrics, m)
         for n, m in zip(NAMES, ("time_to_first_token", "inter_token_latency", "request_latency"), strict=True)
     }
     gaps = [
-        _unit(metrics, "inter_chunk_latency") * g
-        for g in numbers(_value(metrics, "inter_chunk_latency"), "inter_chunk_latency")
+        seconds_per_unit(metrics, "inter_chunk_latency") * g
+        for g in numbers(value_of(metrics, "inter_chunk_latency"), "inter_chunk_latency")
     ]
     spec = mapping(record, "spec_decode_acceptance")
     rounds, drafted = whole(spec, "num_spec_steps"), whole(spec, "num_draft_tokens")
     accepted, k = whole(spec, "num_accepted_draft_tokens"), whole(spec, "num_spec_tokens")
-    histogram = _histogram(mapping(spec, "acceptance_histogram"))
+    histogram = histogram_of(mapping(spec, "acceptance_histogram"))
     found = acceptance(
         source,
         tau=number(spec, "mean_acceptance_length"),
@@ -124,20 +126,11 @@ def request_row(source: Source, record: Mapping[str, Any], run: _Run) -> Request
     run.latency["itl"].extend(np.array(gaps))
     if row.ttft_s is not None and len(run.first_ttft) < 10_000:
         run.first_ttft.append(row.ttft_s)
-    sums = {"prompt": prompt, "output": output, "rounds": rounds, "drafted": drafted, "accepted": accepted}
-    run.pooled.update({n: v or 0 for n, v in sums.items()})
+    run.pooled.update({"prompt": prompt or 0, "output": output or 0})
+    if rounds is not None and drafted is not None and accepted is not None:
+        run.pooled.update({"rounds": rounds, "drafted": drafted, "accepted": accepted})
     run.accepted_lens.update(histogram)
     return row
-
-
-def _histogram(given: Mapping[str, Any]) -> Counter[int]:
-    """Rounds by drafts accepted."""
-    found = Counter[int]()
-    for drafts in given:
-        if not drafts.isdecimal() or len(drafts) > 4:
-            raise Malformed(f"acceptance_histogram: {drafts!r} is no number of drafts")
-        found[int(drafts)] = whole(given, drafts) or 0
-    return found
 
 
 def run_row(source: Source, run: _Run) -> RunRow:
@@ -169,23 +162,3 @@ def run_row(source: Source, run: _Run) -> RunRow:
         accepted=pooled["accepted"] if rounds else None,
         **latencies,
     )
-
-
-def _value(metrics: Mapping[str, Any], name: str) -> Any:
-    return mapping(metrics, name).get("value")
-
-
-def _unit(metrics: Mapping[str, Any], name: str) -> float:
-    unit = mapping(metrics, name).get("unit", "ms")
-    if unit not in SECONDS:
-        raise Malformed(f"{name}: unit {unit!r}, allowed: {', '.join(SECONDS)}")
-    return SECONDS[unit]
-
-
-def _seconds(metrics: Mapping[str, Any], name: str) -> float | None:
-    value = number({name: _value(metrics, name)}, name)
-    return None if value is None else value * _unit(metrics, name)
-
-
-def _count(metrics: Mapping[str, Any], name: str) -> int | None:
-    return whole({name: _value(metrics, name)}, name)

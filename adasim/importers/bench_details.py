@@ -1,7 +1,8 @@
 """Per-request lists of SGLang's and vLLM's benchmark clients: seconds, in the order of sending.
 
 Both keep the time between two chunks as a request's ITL. SGLang's own endpoint divides a chunk's gap among its tokens,
-all equal: there equal neighbours are put together again. What is held is 80 bytes a request.
+all equal: there equal neighbours are put together again; tokens of the first chunk have none. What is held is 80 bytes a
+request.
 """
 
 from array import array
@@ -30,7 +31,7 @@ class Details:
         self._columns: dict[str, array[float]] = {}
         self._itl = Quantiles()
         self._finished = 0
-        self._odd = False  # spread ITLs that are not one a token
+        self._odd = False  # spread ITLs that are more than one a token
 
     def __bool__(self) -> bool:
         return {"output_lens", "ttfts"} <= self._columns.keys()
@@ -61,7 +62,7 @@ class Details:
         if len(set(lengths.values())) > 1:
             raise Malformed("lists of different lengths: " + ", ".join(f"{n} {c}" for n, c in lengths.items()))
         if self._odd:
-            source.note("some ITLs are not one a token: they are taken for gaps between chunks")
+            source.note("some ITLs are more than one a token: they are taken for gaps between chunks")
         for i in range(len(self._columns["ttfts"])):
             with source.guard(line):
                 yield self._request(source, run, i)
@@ -79,7 +80,7 @@ class Details:
         lens = self._columns.get("output_lens", array("d"))
         total = float(gaps.sum())
         if spread and len(gaps):
-            if i < len(lens) and len(gaps) == lens[i] - 1:
+            if i < len(lens) and len(gaps) <= lens[i] - 1:
                 gaps = np.add.reduceat(gaps, np.flatnonzero(np.diff(gaps, prepend=-1.0)))
             else:
                 self._odd = True

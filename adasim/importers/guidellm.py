@@ -1,7 +1,8 @@
 """GuideLLM's benchmark report (JSON): a benchmark a run, its requests by status.
 
 GuideLLM's time per output token includes the first token; its *inter-token latency*, a request's mean after the first, is
-what is called TPOT here. It keeps no gaps between chunks.
+what is called TPOT here. GuideLLM's statistics of it weight requests by their tokens; a run's are therefore taken from
+the requests in the report, which count alike. It keeps no gaps between chunks.
 Source: vllm-project/guidellm, docs/guides/metrics and src/guidellm/schemas.
 """
 
@@ -12,6 +13,7 @@ from adasim.importers.checks import run_of, times, warm_up
 from adasim.importers.fields import Malformed, mapping, number, text, whole
 from adasim.importers.head import Head
 from adasim.importers.json_stream import JsonStream
+from adasim.importers.quantiles import Quantiles
 from adasim.importers.sink import Sink
 from adasim.importers.source import Source
 from adasim.importers.tables import RequestRow, RunRow
@@ -21,7 +23,7 @@ LATENCIES = {
     "tpot": ("inter_token_latency_ms", 1.0),
     "e2e": ("request_latency", 1e3),
 }
-STATUS = {"successful": "finished", "errored": "failed", "incomplete": "failed"}
+STATUS = {"successful": "finished", "errored": "failed", "incomplete": "unfinished"}
 
 
 def recognises(head: Head) -> bool:
@@ -48,6 +50,7 @@ def read(source: Source, sink: Sink) -> None:
 def _benchmark(source: Source, sink: Sink, stream: JsonStream, run: int, about: Mapping[str, Any]) -> None:
     found: dict[str, Any] = {}
     first_ttft: list[float] = []
+    tpot_ms = Quantiles()
     for name in stream.members():
         if name == "requests" and stream.peek() == "{":
             for status in stream.members():
@@ -60,13 +63,26 @@ def _benchmark(source: Source, sink: Sink, stream: JsonStream, run: int, about: 
                         row = request_row(source, record, run, i, STATUS[status])
                         if row.ttft_s is not None:
                             first_ttft.append(row.ttft_s)
+                        if row.tpot_s is not None and row.status == "finished":
+                            tpot_ms.add(1e3 * row.tpot_s)
                         sink.add(row)
         else:
             found[name] = stream.value()
     with source.guard(stream):
-        whole_run = run_of(source, run_row(source, found, run, about))
+        whole_run = run_of(source, _with_tpot(source, run_row(source, found, run, about), tpot_ms))
         warm_up(source, first_ttft, whole_run.concurrency)
         sink.add(whole_run)
+
+
+def _with_tpot(source: Source, run: RunRow, tpot_ms: Quantiles) -> RunRow:
+    """The run with TPOT over its requests, where the report holds any."""
+    if not tpot_ms.count:
+        if run.tpot_mean_ms is not None:
+            source.note("no requests in the report: TPOT is GuideLLM's, weighted by tokens")
+        return run
+    if run.requests and tpot_ms.count < 0.9 * run.requests:
+        source.note("the report holds only some of the requests: TPOT is of these")
+    return run._replace(tpot_mean_ms=tpot_ms.mean, tpot_p50_ms=tpot_ms.at(50), tpot_p99_ms=tpot_ms.at(99))
 
 
 def run_row(source: Source, benchmark: Mapping[str, Any], run: int, about: Mapping[str, Any]) -> RunRow:

@@ -7,7 +7,7 @@ from typing import Any
 
 from adasim.importers.fields import Malformed
 from adasim.importers.json_stream import JsonStream
-from adasim.importers.source import head
+from adasim.importers.packed import head
 
 SEEN = 1 << 18  # characters of JSON that are looked at for keys
 

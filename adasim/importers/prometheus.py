@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from adasim.importers.checks import acceptance
+from adasim.importers.acceptance import acceptance
 from adasim.importers.fields import Malformed, number
 from adasim.importers.head import Head
 from adasim.importers.sink import Sink

@@ -8,8 +8,9 @@ Source: sgl-project/sglang, python/sglang/bench_serving.py.
 from collections.abc import Mapping
 from typing import Any
 
+from adasim.importers.acceptance import acceptance
 from adasim.importers.bench_details import SPREADS, read_document
-from adasim.importers.checks import acceptance, run_of
+from adasim.importers.checks import run_of
 from adasim.importers.fields import mapping, number, text, whole
 from adasim.importers.head import Head
 from adasim.importers.sink import Sink

@@ -9,7 +9,7 @@ Source: sgl-project/sglang, scheduler metrics (``Decode batch``), server_args at
 import re
 from collections.abc import Mapping
 
-from adasim.importers.checks import acceptance
+from adasim.importers.acceptance import acceptance
 from adasim.importers.clock import LogClock
 from adasim.importers.fields import number, whole
 from adasim.importers.head import Head
@@ -30,19 +30,27 @@ class _Width:
     """Widths that explain every accept length and rate seen, printed with two decimals."""
 
     def __init__(self) -> None:
+        self.seen = False
         self.plain = set(range(1, WIDEST))  # drafts, of which the rate is
         self.bonus = set(range(2, WIDEST))  # the same with the bonus token
 
     def see(self, tau: float, rate: float) -> None:
         """One more pair."""
+        self.seen = True
         self.plain = {k for k in self.plain if abs(rate - (tau - 1) / k) <= 0.005 * (1 + 1 / k) + 1e-9}
         self.bonus = {n for n in self.bonus if abs(rate - tau / n) <= 0.005 * (1 + 1 / n) + 1e-9}
 
     @property
-    def k(self) -> int | None:
-        """Drafts a round; None when there are several answers, or none."""
-        found = self.plain | {n - 1 for n in self.bonus}
-        return found.pop() if len(found) == 1 else None
+    def fitting(self) -> list[int]:
+        """Drafts a round that explain all."""
+        return sorted(self.plain | {n - 1 for n in self.bonus}) if self.seen else []
+
+    def __str__(self) -> str:
+        if not self.seen:
+            return "its lines hold no rates"
+        if len(self.fitting) == 1:
+            return f"the rates fit {self.fitting[0]}"
+        return "several fit its rates" if self.fitting else "no single number fits its rates"
 
 
 def recognises(head: Head) -> bool:
@@ -53,7 +61,7 @@ def recognises(head: Head) -> bool:
 def read(source: Source, sink: Sink) -> None:
     """Fill steps, and one run of all lines, weighted by running requests: each line covers as many iterations."""
     clock, arguments = LogClock(), dict[str, str]()
-    running = rounds = tokens = 0.0
+    running = rounds = tokens = generated = seconds = 0.0  # per decode iteration and line
     lines, width = 0, _Width()
     for line_number, line in source.lines():
         if "speculative_" in line and "=" in line:
@@ -67,17 +75,20 @@ def read(source: Source, sink: Sink) -> None:
             sink.add(row)
             lines += 1
             running += row.running or 0
+            if row.gen_tok_s and row.running:
+                generated += row.running * (row.tau or 1.0)
+                seconds += row.running * (row.tau or 1.0) / row.gen_tok_s
             if row.tau is not None and row.running:
                 rounds += row.running
                 tokens += row.tau * row.running
-                width.see(row.tau, number(pairs, "accept rate") or 0.0)
+                if (rate := number(pairs, "accept rate")) is not None:
+                    width.see(row.tau, rate)
     if not lines:
         return
     k, depth = speculation(arguments) if arguments else (None, None)
     if not arguments and rounds:
-        k = depth = width.k
-        told = f"the rates fit {k}" if k else "several fit its rates"
-        source.note(f"the log does not show how many drafts were configured ({told}), acceptance rates are left out")
+        k = depth = width.fitting[0] if len(width.fitting) == 1 else None
+        source.note(f"the log does not show how many drafts were configured ({width}), acceptance rates are left out")
     sink.add(
         RunRow(
             source.name,
@@ -88,7 +99,9 @@ def read(source: Source, sink: Sink) -> None:
             arguments.get("model_path"),
             k=k,
             depth=depth,
+            topk=whole(arguments, "speculative_eagle_topk") if k else None,
             concurrency_mean=running / lines,
+            output_tok_s=generated / seconds if seconds else None,
             tau=tokens / rounds if rounds else None,
         )
     )

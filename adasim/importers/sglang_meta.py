@@ -1,14 +1,16 @@
 """SGLang responses kept with their ``meta_info``: one JSON object a line, or documents and lists of them.
 
 Accept length and rate are counted anew from the request's own counters. ``spec_cap_length`` (where lengths are cut) is
-the mean number of tokens verified, the anchor counted; proposed drafts there follow the configured width.
+the mean number of tokens verified, the anchor counted; proposed drafts there follow the configured width. Aborted
+responses count as failed and are not pooled.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from adasim.importers.checks import acceptance, times
+from adasim.importers.acceptance import acceptance
+from adasim.importers.checks import run_of, times
 from adasim.importers.fields import Malformed, mapping, number, numbers, whole
 from adasim.importers.head import Head
 from adasim.importers.json_stream import JsonStream
@@ -24,42 +26,55 @@ def recognises(head: Head) -> bool:
 
 def read(source: Source, sink: Sink) -> None:
     """Fill requests, one run of all of them, and survival where every round verified the full block."""
-    pooled, accepted_lens, cut, k = Counter[str](), Counter[int](), False, 0
+    pooled, accepted_lens, cut, k, line = Counter[str](), Counter[int](), False, 0, 0
+    counters = {True: Counter[str](), False: Counter[str]()}  # of responses with all of them; without drafts verified
     for stream in source.documents():
         with source.guard(stream):
             for record in _records(stream):
                 with source.guard(stream):
                     meta = mapping(record, "meta_info") or record
-                    row = request_row(source, meta, pooled["requests"])
+                    row = request_row(source, meta, pooled["finished"] + pooled["failed"])
+                    histogram = numbers(meta.get("spec_correct_drafts_histogram"), "histogram")
+                    pooled[row.status] += 1
+                    sink.add(row)
+                    if row.status == "failed":
+                        continue
                     cut |= number(meta, "spec_cap_length") is not None
                     k = max(k, round((whole(meta, "spec_num_proposed_drafts") or 0) / (row.rounds or 1)))
-                    for drafts, count in enumerate(numbers(meta.get("spec_correct_drafts_histogram"), "histogram")):
-                        accepted_lens[drafts] += int(count)
-                    for name in ("rounds", "drafted", "accepted", "output_len", "prompt_len"):
-                        pooled[name] += getattr(row, name) or 0
-                    pooled["requests"] += 1
-                    sink.add(row)
-    if not pooled["requests"]:
+                    accepted_lens.update({drafts: int(count) for drafts, count in enumerate(histogram)})
+                    pooled += Counter(prompt=row.prompt_len or 0, output=row.output_len or 0)
+                    if row.rounds and row.accepted is not None:
+                        sums = {"rounds": row.rounds, "drafted": row.drafted or 0, "accepted": row.accepted}
+                        counters[row.drafted is not None].update(sums)
+            line = stream.line
+    if not pooled["finished"]:
+        if pooled["failed"]:
+            source.note("no request finished")
         return
-    rounds = pooled["rounds"]
-    found = acceptance(source, rounds=rounds, drafted=pooled["drafted"] or None, accepted=pooled["accepted"])
-    sink.add(
-        RunRow(
+    if all(counters.values()):
+        source.note("some responses do not count their drafts: acceptance is of the others")
+    of = counters[True] or counters[False]
+    rounds, drafted = of["rounds"] or None, of["drafted"] or None
+    drafts = k or (None if rounds else 0)
+    with source.guard(line):
+        found = acceptance(source, rounds=rounds, drafted=drafted, accepted=of["accepted"])
+        run = RunRow(
             source.name,
             0,
             engine="sglang",
-            k=k or None if rounds else 0,
-            depth=k or None if rounds else 0,
-            requests=pooled["requests"],
-            prompt_tokens=pooled["prompt_len"] or None,
-            output_tokens=pooled["output_len"],
+            k=drafts,
+            depth=drafts,
+            requests=pooled["finished"],
+            failed=pooled["failed"],
+            prompt_tokens=pooled["prompt"] or None,
+            output_tokens=pooled["output"],
             tau=found.tau,
             acceptance_rate=found.rate,
-            rounds=rounds or None,
-            drafted=pooled["drafted"] or None,
-            accepted=pooled["accepted"] if rounds else None,
+            rounds=rounds,
+            drafted=drafted,
+            accepted=of["accepted"] if rounds else None,
         )
-    )
+        sink.add(run_of(source, run))
     if cut and accepted_lens:
         source.note("lengths were cut: the histogram of accepted drafts is censored, no survival is made of it")
     elif total := sum(accepted_lens.values()):

@@ -1,59 +1,22 @@
-"""One file as importers see it: opened, hashed, unpacked, read line by line, with what is wrong with it noted."""
+"""One file as importers see it: read line by line or as documents, with what is wrong with it noted."""
 
 import csv
-import gzip
-import hashlib
-import io
 import json
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import pyarrow as pa
 
 from adasim.errors import InputError
 from adasim.importers.fields import Malformed
 from adasim.importers.json_stream import JsonStream
+from adasim.importers.packed import Hashed, unpacked
 
 MAX_PROBLEMS = 10
-GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 LONGEST_LINE = 1 << 26  # characters
-
-
-class _Hashed(io.RawIOBase):
-    """A binary file that is hashed while it is read."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
-        self.hash = hashlib.sha256()
-        self.bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        read = self._file.readinto(buffer)
-        self.hash.update(memoryview(buffer)[:read])
-        self.bytes += read
-        return read
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
-def unpacked(raw: io.RawIOBase) -> TextIO:
-    """Text of a file, plain, gzip or zstd, told by its first bytes. Bytes that are no UTF-8 become replacement marks."""
-    file = io.BufferedReader(raw, 1 << 18)
-    start = file.peek(4)[:4]
-    binary: Any = file
-    if start.startswith(GZIP):
-        binary = gzip.GzipFile(fileobj=file)
-    elif start == ZSTD:
-        binary = io.BufferedReader(cast(io.RawIOBase, pa.CompressedInputStream(file, "zstd")), 1 << 18)
-    return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="replace", newline="")
 
 
 class Source:
@@ -107,7 +70,7 @@ class Source:
             InputError: unreadable.
         """
         try:
-            with _Hashed(self.path) as raw:
+            with Hashed(self.path) as raw:
                 file = unpacked(raw)
                 yield file
                 while file.read(1 << 18):  # an importer may stop early
@@ -192,21 +155,3 @@ def parsed(line: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Malformed(f"holds {type(found).__name__}, allowed: a JSON object")
     return found
-
-
-def head(path: Path, characters: int = 1 << 20) -> str:
-    """The beginning of a file's text.
-
-    Raises:
-        InputError: unreadable, or no text.
-    """
-    try:
-        with _Hashed(path) as raw:
-            start = unpacked(raw).read(characters)
-    except (OSError, EOFError, zlib.error, pa.ArrowException) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    if not start.strip():
-        raise InputError(f"{path}: is empty")
-    if "\0" in start:
-        raise InputError(f"{path}: is no text, gzip or zstd file")
-    return start

@@ -56,6 +56,7 @@ class RunRow(NamedTuple):
     e2e_mean_ms: float | None = None
     e2e_p50_ms: float | None = None
     e2e_p99_ms: float | None = None
+    context: float | None = None  # mean tokens of a request in the KV cache, where a table says so
 
 
 class RequestRow(NamedTuple):
@@ -64,7 +65,7 @@ class RequestRow(NamedTuple):
     file: str
     run: int
     request: int
-    status: str  # finished or failed
+    status: str  # finished, failed, or unfinished: in flight when the run ended
     prompt_len: int | None = None
     output_len: int | None = None
     arrival_s: float | None = None  # on the file's own clock

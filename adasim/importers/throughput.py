@@ -1,18 +1,23 @@
 """Throughput and acceptance tables people write (CSV): batch or concurrency x k -> tokens per second, accept length.
 
 Columns are known by their names (``columns.py``), in any order and shape (``shapes.py``). Those that hold no number
-become the run's label, and so do numbers that are not understood, which a note names.
+become the run's label, and so do numbers that are not understood, which a note names. Rows of plain decoding say whether
+accept lengths count the bonus token: theirs is 1 or 0.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from adasim.importers.checks import acceptance, run_of
-from adasim.importers.columns import BASELINE, column_of, k_of, variant_of
-from adasim.importers.fields import Malformed, needed, number, whole
+from adasim.importers.acceptance import acceptance
+from adasim.importers.bonus import bonus_of, tau_of
+from adasim.importers.cells import NAMED, understood
+from adasim.importers.checks import run_of
+from adasim.importers.columns import column_of, variant_of
+from adasim.importers.fields import Malformed, number, whole
 from adasim.importers.head import Head
-from adasim.importers.shapes import is_number, rows_of, variants_of
+from adasim.importers.lengths import lengths_of
+from adasim.importers.runs import recognises as imported
+from adasim.importers.shapes import Cells, rows_of, variants_of
 from adasim.importers.sink import Sink
 from adasim.importers.source import Source
 from adasim.importers.tables import AcceptanceRow, RunRow
@@ -20,13 +25,11 @@ from adasim.importers.vllm_bench import falling
 
 MEASURES = {"output_tok_s", "tok_s_user", "tau", "tpot_mean_ms", "tpot_p50_ms", "ttft_p50_ms", "ttft_mean_ms", "accepted"}
 LOADS = {"concurrency", "k", "steps", "policy", "verify_len", "domain"}
-LENGTHS = ("k", "best_k", "steps")
-NAMED = {"policy", "model", "dataset"}  # labels that need no name
 
 
 def recognises(head: Head) -> bool:
     """A table with a measure, and a load or length to set it against; or metrics row by row."""
-    if len(head.columns) < 2 or {"ms"} & {column_of(c) for c in head.columns}:
+    if len(head.columns) < 2 or "ms" in map(column_of, head.columns) or imported(head):
         return False
     names = {column_of(c) or c for c in head.columns} | {variant_of(c)[0] for c in head.columns}
     return bool(names & MEASURES and names & LOADS) or bool({"metric", "best_k"} & names)
@@ -36,10 +39,12 @@ def read(source: Source, sink: Sink) -> None:
     """Fill runs, and survival where positions are given."""
     run = 0
     seen: set[RunRow] = set()
-    for line, cells in rows_of(source):
+    rows = [*rows_of(source)]
+    bonus = bonus_of(source, (cells for _, cells in rows))
+    for line, cells in rows:
         with source.guard(line):
             for label, variant in variants_of(cells):
-                row, survival = run_row(source, variant, label, run)
+                row, survival = run_row(source, variant, label, run, bonus)
                 if not row.k and row.k is not None and not survival:  # plain decoding stands beside every k
                     if row._replace(run=0) in seen:
                         source.note("plain decoding is repeated for every length: kept once")
@@ -50,10 +55,12 @@ def read(source: Source, sink: Sink) -> None:
                 run += 1
 
 
-def run_row(source: Source, cells: Mapping[str, str], label: str, run: int) -> tuple[RunRow, list[tuple[int, float]]]:
-    """A cell of the table, and survival by position where it is given."""
-    values, said = _understood(source, cells)
-    k, depth = _lengths(values, said, label)
+def run_row(
+    source: Source, cells: Cells, label: str, run: int, bonus: bool | None
+) -> tuple[RunRow, list[tuple[int, float]]]:
+    """A cell of the table, and survival by position where it is given; ``bonus``: accept lengths count it."""
+    values, said = understood(source, cells)
+    k, depth = lengths_of(values, said, label)
     rate = number(values, "acceptance_rate", high=100)
     rounds, drafted = whole(values, "rounds"), whole(values, "drafted")
     accepted = whole(values, "accepted")
@@ -61,9 +68,9 @@ def run_row(source: Source, cells: Mapping[str, str], label: str, run: int) -> t
         k = depth = round(drafted / rounds)
     if rounds is None and drafted and k:
         rounds = round(drafted / k)
-    tau = number(values, "tau")
+    tau = tau_of(source, values, k, bonus)
     if k == 0:
-        tau, rate, rounds, drafted, accepted = None if tau is None else 1.0, None, None, None, None
+        rate = rounds = drafted = accepted = None
     found = acceptance(
         source,
         tau=tau,
@@ -85,6 +92,7 @@ def run_row(source: Source, cells: Mapping[str, str], label: str, run: int) -> t
     measured: dict[str, Any] = {n: number(values, n) for n in RunRow._fields if n.endswith("_ms")} | {
         "tpot_mean_ms": tpot
     }
+    context = number(values, "context")
     row = RunRow(
         source.name,
         run,
@@ -104,6 +112,7 @@ def run_row(source: Source, cells: Mapping[str, str], label: str, run: int) -> t
         rounds=rounds,
         drafted=drafted,
         accepted=accepted,
+        context=context or None,
         **measured,
     )
     if "best_k" in values:
@@ -111,53 +120,6 @@ def run_row(source: Source, cells: Mapping[str, str], label: str, run: int) -> t
     elif tok_s is None and found.tau is None and duration is None and not any(v is not None for v in measured.values()):
         raise Malformed("no measure in this row: tokens per second, accept length or a latency")
     return row, survival
-
-
-def _understood(source: Source, cells: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Cells under our names, and those that only label the row."""
-    values, said = dict[str, str](), dict[str, str]()
-    for name, cell in cells.items():
-        known = column_of(name)
-        if known == "concurrency" and "best_k" in map(column_of, cells) and not is_number(cell):
-            said[name] = cell  # a range of loads
-        elif known is None or known in NAMED:
-            if cell:
-                said[known or name] = cell
-            if known is None and is_number(cell):
-                source.note(f"column {name} is not understood: it is kept in the label")
-        elif cell:
-            if known not in LENGTHS:  # a length may be a word: autospec
-                number(cells, name)
-            if name.endswith("_pct"):
-                values[known] = str(needed(number(cells, name, high=100), name) / 100)
-            elif values.setdefault(known, cell) != cell:
-                raise Malformed(f"two columns give {known}: {values[known]} and {cell}")
-            if "rank" in name:
-                source.note(f"{name} is of one rank, not of the whole engine")
-    return values, said
-
-
-def _lengths(values: Mapping[str, str], said: dict[str, str], label: str) -> tuple[int | None, int | None]:
-    """Drafts verified per round and the most that can be accepted, from columns or from what a policy is called."""
-    names = [said.get("policy", ""), label]
-    if any(BASELINE.fullmatch(n.strip()) for n in names):
-        return 0, 0
-    adaptive = next((n for n in names if re.search(r"adapt|auto", n, re.IGNORECASE)), None)
-    if adaptive is not None:
-        return None, k_of(adaptive)
-    for column in LENGTHS:
-        cell = values.get(column)
-        if cell and not is_number(cell):
-            said[column] = cell  # "autospec": lengths that vary
-            return None, None
-    k, steps, verified = whole(values, "k"), whole(values, "steps"), whole(values, "verify_len")
-    if verified is not None:  # SGLang's num_draft_tokens: the root counted
-        drafts = max(verified - 1, 0)
-        tree = (whole(values, "topk") or 1) > 1
-        return drafts, min(steps, drafts) if tree and steps is not None else drafts
-    told = [k, whole(values, "best_k"), steps, *map(k_of, names)]
-    k = next((found for found in told if found is not None), None)
-    return k, k
 
 
 def _survival(values: Mapping[str, str]) -> list[tuple[int, float]]:

@@ -8,8 +8,9 @@ Source: vllm-project/vllm, vllm/benchmarks/serve.py.
 from collections.abc import Mapping
 from typing import Any
 
+from adasim.importers.acceptance import acceptance
 from adasim.importers.bench_details import read_document
-from adasim.importers.checks import acceptance, run_of
+from adasim.importers.checks import run_of
 from adasim.importers.fields import Malformed, number, numbers, text, whole
 from adasim.importers.head import Head
 from adasim.importers.sglang_bench import percentiles, rate_rps

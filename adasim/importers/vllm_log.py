@@ -6,7 +6,7 @@ Source: vllm-project/vllm, vllm/v1/metrics/loggers.py and vllm/v1/spec_decode/me
 
 import re
 
-from adasim.importers.checks import acceptance
+from adasim.importers.acceptance import acceptance
 from adasim.importers.clock import LogClock
 from adasim.importers.fields import Malformed, number, whole
 from adasim.importers.head import Head
@@ -42,6 +42,7 @@ class _Log:
     def __init__(self) -> None:
         self.waiting: StepRow | None = None  # an engine line whose speculation line may follow
         self.running: list[int] = []
+        self.gen_tok_s: list[float] = []  # while requests ran
         self.rounds = self.drafted = self.accepted = 0
         self.reached: list[float] = []  # by position, rounds that accepted so far
         self.version: str | None = None
@@ -72,6 +73,8 @@ def read(source: Source, sink: Sink) -> None:
                     number(found_in, "gen"),
                 )
                 log.running.append(log.waiting.running or 0)
+                if log.waiting.running and log.waiting.gen_tok_s is not None:
+                    log.gen_tok_s.append(log.waiting.gen_tok_s)
             if SPEC in line:
                 row = log.waiting or StepRow(source.name, line_number, clock.seconds(line))
                 log.waiting = _speculation(source, log, row, found_in)
@@ -136,6 +139,7 @@ def _sum_up(source: Source, sink: Sink, log: _Log) -> None:
             k=k,
             depth=k,
             concurrency_mean=sum(busy) / len(busy) if busy else None,
+            output_tok_s=sum(log.gen_tok_s) / len(log.gen_tok_s) if log.gen_tok_s else None,
             tau=1 + log.accepted / log.rounds if log.rounds else None,
             acceptance_rate=log.accepted / log.drafted if log.drafted else None,
             rounds=log.rounds or None,

@@ -102,7 +102,7 @@ class Kernels(Protocol):
             ids: those that decode, [n].
             grades: see ``look_up``.
             limits: see ``look_up``.
-            noise: see ``signal``.
+            noise: see ``signal``; read only where the head decides.
             draft_len: drafts of each request.
             verify_len: tokens verified of each, the anchor counted; 0 = as the length head says, by the next four; see
                 ``policies.base.LengthRule``.
@@ -148,8 +148,20 @@ class Kernels(Protocol):
         """Different values in rising order and how often each occurs, to the arrays [>= n]. Returns how many."""
         ...
 
-    def grade(self, values: FloatArray, thresholds: FloatArray, grades: Int16Array) -> None:
-        """To ``grades`` [n]: how many of ``thresholds`` [K] each of ``values`` [n] exceeds."""
+    def grade(
+        self, values: FloatArray, counts: IntArray, domains: IntArray, levels: FloatArray, starts: IntArray,
+        grades: Int16Array,
+    ) -> None:  # fmt: skip
+        """How many levels of its domain each value exceeds.
+
+        Args:
+            values: of several requests, one after the other.
+            counts: values of each, [m].
+            domains: of each, [m].
+            levels: by domain, rising; infinite ones come last, [domains, K].
+            starts: where each request's grades begin, [m].
+            grades: of all requests.
+        """
         ...
 
     def finished(self, lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:

@@ -85,7 +85,7 @@ def rounds(
     draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
     block_tokens: int, free: int, blocks: IntArray, out: IntArray,
 ) -> tuple[int, bool]:  # fmt: skip
-    return 0, False  # the reference is the engine, which plays every round by itself
+    return 0, False  # none: the reference is the engine, which then plays them one by one
 
 
 def prefill(lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray) -> tuple[int, int, float]:
@@ -121,10 +121,11 @@ def distinct(values: FloatArray, found: FloatArray, counts: IntArray) -> int:
     return len(unique)
 
 
-def grade(values: FloatArray, thresholds: FloatArray, grades: Int16Array) -> None:
-    grades[:] = 0
-    for threshold in thresholds:
-        grades += values > threshold
+def grade(
+    values: FloatArray, counts: IntArray, domains: IntArray, levels: FloatArray, starts: IntArray, grades: Int16Array
+) -> None:
+    for mine, domain, start in zip(np.split(values, np.cumsum(counts)[:-1]), domains, starts.tolist(), strict=True):
+        grades[start : start + len(mine)] = np.searchsorted(levels[domain], mine)
 
 
 def finished(lives: IntArray, ids: IntArray, sorted_ids: IntArray) -> int:

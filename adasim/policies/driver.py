@@ -115,6 +115,9 @@ class PolicyDriver:
 
 
 def _ruled(policy: type[Policy]) -> bool:
-    """Whether the rule is as new as the hooks: none of them was defined by a class derived from the rule's."""
+    """Whether the rule is as new as the hooks: none of them was defined by a class derived from the rule's.
+
+    A hook that is exchanged on the class or on an object, as tests may, is not seen: derive a class instead.
+    """
     where = {name: next(c for c in policy.__mro__ if name in vars(c)) for name in ("rule", "draft_lens", "verify_lens")}
     return all(issubclass(where["rule"], owner) for owner in where.values())

@@ -6,6 +6,7 @@
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from adasim.real.layers import Arch
 from adasim.real.weights import load_weights
 
 HEAD_PREFIX = "length_head."
+NEEDED = (
+    "block_size", "num_target_layers", "hidden_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "intermediate_size", "vocab_size", "rms_norm_eps", "max_position_embeddings",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +55,7 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Checkp
 
     Raises InputError: no config, wrong or missing tensors (every one is named), or values that are not finite.
     """
-    if not (folder / "config.json").is_file():
-        raise InputError(f"drafter {str(folder)!r}: no such folder with a config.json")
-    shape = read_shape(json.loads((folder / "config.json").read_text()), folder)
+    shape = read_shape(read_config(folder), folder)
     tensors = load_weights(folder, dtype)
     head = {k.removeprefix(HEAD_PREFIX): w for k, w in tensors.items() if k.startswith(HEAD_PREFIX)}
     weights = {k: w for k, w in tensors.items() if not k.startswith(HEAD_PREFIX)}
@@ -64,9 +67,26 @@ def load_checkpoint(folder: Path, dtype: torch.dtype = torch.bfloat16) -> Checkp
     return Checkpoint(shape, weights, vocab, head)
 
 
+def read_config(folder: Path) -> dict[str, Any]:
+    """A checkpoint's config. Raises InputError: there is none, or it is no JSON object."""
+    if not (folder / "config.json").is_file():
+        raise InputError(f"drafter {str(folder)!r}: no such folder with a config.json")
+    try:
+        config = json.loads((folder / "config.json").read_text())
+    except ValueError as error:
+        raise InputError(f"drafter {str(folder)!r}: config.json is no JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise InputError(f"drafter {str(folder)!r}: config.json holds no object")
+    return config
+
+
 def check_weights(shape: DrafterShape, weights: Weights) -> list[str]:
     """What is wrong with these weights for this shape; empty when nothing is."""
-    sizes = shape.sizes()
+    return check_tensors(shape.sizes(), weights)
+
+
+def check_tensors(sizes: Mapping[str, tuple[int, ...]], weights: Weights) -> list[str]:
+    """What is wrong with tensors that should have these names and sizes; empty when nothing is."""
     problems = [f"tensor {k!r} is missing" for k in sizes if k not in weights]
     problems += [f"tensor {k!r} is unknown" for k in weights if k not in sizes]
     for name, size in sizes.items():
@@ -108,13 +128,14 @@ def _config(checkpoint: Checkpoint) -> dict[str, Any]:
 def read_shape(config: dict[str, Any], folder: Path) -> DrafterShape:
     """The drafter's shape in a checkpoint's config. Raises InputError: what is missing or not supported."""
     inner = config.get("dflash_config") or {}
-    needed = [k for k in ("block_size", "num_target_layers", "hidden_size", "num_hidden_layers") if k not in config]
+    rope = config.get("rope_parameters") or {}
+    needed = [k for k in NEEDED if k not in config]
+    needed += [] if rope.get("rope_theta") or "rope_theta" in config else ["rope_theta"]
     needed += [f"dflash_config.{k}" for k in ("mask_token_id", "target_layer_ids") if k not in inner]
     if needed:
         raise InputError(*(f"drafter {str(folder)!r}: config.json lacks {k}" for k in needed))
     if (folder / "mask_embedding.pt").exists():
         raise InputError(f"drafter {str(folder)!r}: mask_embedding.pt is not supported, allowed: a mask_token_id alone")
-    rope = config.get("rope_parameters") or {}
     arch = Arch(
         layers=config["num_hidden_layers"],
         hidden=config["hidden_size"],

@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+
 from adasim.calibration.rollback import Change
 from adasim.real.checkpoint import Checkpoint
 from adasim.real.collect import Collector
@@ -75,13 +77,14 @@ class Distiller:
 
     def poll(self, engine: Engine) -> None:
         """Between two rounds: hand samples over, see how the trainer does, take or give back a version."""
-        self.judge.see(engine.batch.request)
+        running = engine.batch.request
+        self.judge.see(running[engine.admission.lives.rounds[running] > 0])
         now = time.monotonic()
         if now - self._looked < self.check_s:
             return
         self._looked = now
         self._watch(engine)
-        if self.buffer.full and not self.failed and self._trained(self.sent):
+        if self.buffer.full and not self.failed and self.idle:
             self.sent += 1
             write_samples(self.folder.buffers / f"{self.sent:06d}.npz", self.buffer.take())
         if self._worse is not None:
@@ -89,14 +92,10 @@ class Distiller:
         if not self.judge.waiting:
             self._update(engine)
 
-    def wait(self, engine: Engine, seconds: float) -> bool:
-        """Wait until the trainer has done what it was given, and use the result. False: it took too long or failed."""
-        end = time.monotonic() + seconds
-        while not self._trained(self.sent) and not self.failed and time.monotonic() < end:
-            time.sleep(self.check_s)
-            self._watch(engine)
-        self._update(engine)
-        return self._trained(self.sent)
+    @property
+    def idle(self) -> bool:
+        """Whether the trainer has done all that it was given."""
+        return self.sent == 0 or any(n >= self.sent for n in self.folder.versions.numbers())
 
     def notes(self) -> list[str]:
         """What a report must say."""
@@ -112,17 +111,11 @@ class Distiller:
 
     def _take(self, sample: Sample) -> None:
         self.buffer.add(sample)
-        if sample.rounds:
-            text, accepted = sample.lesson.text, [r.accepted for r in sample.rounds]
-            tau = 1 + sum(accepted) / len(accepted)
-            self._worse = self.judge.finish(text.index, text.domain, tau) or self._worse
-
-    def _trained(self, buffer: int) -> bool:
-        """Whether the trainer has finished with a buffer."""
-        return buffer == 0 or any(n >= buffer for n in self._published())
-
-    def _published(self) -> list[int]:
-        return self.folder.versions.numbers()
+        text, accepted = sample.lesson.text, [r.accepted for r in sample.rounds]
+        if accepted:  # its only round may have been its last
+            self.judge.see(np.array([text.index]))
+        tau = 1 + sum(accepted) / len(accepted) if accepted else None
+        self._worse = self.judge.finish(text.index, text.domain, tau) or self._worse
 
     def _watch(self, engine: Engine) -> None:
         """Notice a trainer that died or hangs."""
@@ -144,28 +137,29 @@ class Distiller:
         self._event(engine, "trainer_failed", self.current, 0.0, reason)
 
     def _update(self, engine: Engine) -> None:
-        """Use the newest version that was not looked at, if it is sound."""
-        if not any(n > self._seen for n in self._published()):
+        """Use the newest version that was not looked at, if it is sound and comes from none that was rolled back."""
+        versions, start = self.folder.versions, engine.clock()
+        unseen = [n for n in versions.numbers() if n > self._seen]
+        if not unseen:
             return
-        start = engine.clock()
-        found, refused = self.folder.versions.newest(self._seen, self.start.shape)
-        self._seen = max(self._published())
+        self._seen = unseen[-1]
+        for number in unseen:  # the oldest first: what came from a bad one is bad, and so is what came from that
+            if versions.parent(number) in self._bad:
+                self._bad.add(number)
+                self._event(engine, "refused", number, 0.0, "it was trained from a version that was rolled back")
+        found, refused = versions.newest([n for n in unseen if n not in self._bad], self.start.shape)
         for r in refused:
             self._event(engine, "refused", r.number, 0.0, r.reason)
         if found is None:
             return
-        if found.manifest.get("parent") in self._bad:
-            self._bad.add(found.number)
-            self._event(engine, "refused", found.number, 0.0, "it was trained from a version that was rolled back")
-        else:
-            train_s = float(found.manifest.get("train_s", 0.0))
-            self._event(engine, "trained", found.number, train_s, "")
-            self._use(engine, found.number, found.checkpoint, start, "reload", _told(found))
-            self.train_s += train_s
-            self.before, self.current = self.current, found.number
-            self.judge.begin(self.current, self.before)
-            if self.opd.keep is None:
-                self.folder.versions.prune(self.before)
+        train_s = float(found.manifest.get("train_s", 0.0))
+        self._event(engine, "trained", found.number, train_s, "")
+        self._use(engine, found.number, found.checkpoint, start, "reload", _told(found))
+        self.train_s += train_s
+        self.before, self.current = self.current, found.number
+        self.judge.begin(self.current, self.before)
+        if self.opd.keep is None:
+            versions.prune(self.before)
 
     def _go_back(self, engine: Engine, worse: Change) -> None:
         """Return to the version before: this one accepts less."""

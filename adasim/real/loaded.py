@@ -1,9 +1,9 @@
 """Models that stay in memory between the runs of one process: loading them takes longer than many a run.
 
-One target and one drafter at a time. Nobody changes their weights: a trainer is a process of its own.
+One target and one drafter at a time: what is kept goes before another is loaded, as both may not fit. Nobody changes
+their weights: a trainer is a process of its own.
 """
 
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -12,41 +12,39 @@ from adasim.real.checkpoint import Checkpoint, load_checkpoint
 from adasim.real.draft import Drafter, ready
 from adasim.real.length_head import PaperHead, ReleasedHead
 from adasim.real.target import Target
-from adasim.real.weights import RANDOM, load_target, model_dir
+from adasim.real.weights import RANDOM, Stamp, load_target, model_dir, stamp
 
-Stamp = tuple[tuple[str, int, int], ...]  # name, size and time of every file of a folder
+Ready = tuple[Drafter, PaperHead | ReleasedHead | None]
+
+_target: dict[tuple[str, torch.dtype, torch.device, Stamp], Target] = {}
+_checkpoint: dict[tuple[Path, torch.dtype, Stamp], Checkpoint] = {}
+_ready: dict[tuple[Path, Target, Stamp], Ready] = {}  # holds target and checkpoint
 
 
 def keep_target(name: str, dtype: torch.dtype, device: torch.device) -> Target:
     """The target of that name; see ``weights.load_target``."""
-    return _target(name, dtype, device, () if name in RANDOM else _stamp(model_dir(name)))
+    key = name, dtype, device, () if name in RANDOM else stamp(model_dir(name))
+    if key not in _target:
+        _ready.clear()
+        _target.clear()
+        _target[key] = load_target(name, dtype, device)
+    return _target[key]
 
 
 def keep_checkpoint(folder: Path, dtype: torch.dtype) -> Checkpoint:
     """The checkpoint in a folder; see ``checkpoint.load_checkpoint``."""
-    return _checkpoint(folder, dtype, _stamp(folder))
+    key = folder, dtype, stamp(folder)
+    if key not in _checkpoint:
+        _ready.clear()
+        _checkpoint.clear()
+        _checkpoint[key] = load_checkpoint(folder, dtype)
+    return _checkpoint[key]
 
 
-def keep_ready(folder: Path, target: Target) -> tuple[Drafter, PaperHead | ReleasedHead | None]:
+def keep_ready(folder: Path, target: Target) -> Ready:
     """Drafter and head of the checkpoint in a folder, beside a target; see ``draft.ready``."""
-    return _ready(folder, target, _stamp(folder))
-
-
-def _stamp(folder: Path) -> Stamp:
-    """Changes when a file of the folder does."""
-    return tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(folder.glob("*")))
-
-
-@lru_cache(maxsize=1)
-def _target(name: str, dtype: torch.dtype, device: torch.device, stamp: Stamp) -> Target:
-    return load_target(name, dtype, device)
-
-
-@lru_cache(maxsize=1)
-def _checkpoint(folder: Path, dtype: torch.dtype, stamp: Stamp) -> Checkpoint:
-    return load_checkpoint(folder, dtype)
-
-
-@lru_cache(maxsize=1)
-def _ready(folder: Path, target: Target, stamp: Stamp) -> tuple[Drafter, PaperHead | ReleasedHead | None]:
-    return ready(_checkpoint(folder, target.dtype, stamp), target)
+    key = folder, target, stamp(folder)
+    if key not in _ready:
+        _ready.clear()
+        _ready[key] = ready(keep_checkpoint(folder, target.dtype), target)
+    return _ready[key]

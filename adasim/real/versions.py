@@ -8,6 +8,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,10 +73,18 @@ class VersionStore:
             return Refused(number, "its shape is not that of the drafter in use")
         return Version(number, checkpoint, manifest)
 
-    def newest(self, after: int, shape: DrafterShape) -> tuple[Version | None, list[Refused]]:
-        """The newest usable version above ``after``, and the newer ones that were refused."""
+    def parent(self, number: int) -> int | None:
+        """The version that this one was trained from; None = it does not say."""
+        try:
+            said = json.loads((self.folder / f"v{number:06d}" / "manifest.json").read_text()).get("parent")
+        except (OSError, ValueError, AttributeError):  # ``load`` says what is wrong
+            return None
+        return said if isinstance(said, int) else None
+
+    def newest(self, among: Sequence[int], shape: DrafterShape) -> tuple[Version | None, list[Refused]]:
+        """The newest usable version ``among`` these, the oldest first, and the newer ones that were refused."""
         refused: list[Refused] = []
-        for number in reversed([n for n in self.numbers() if n > after]):
+        for number in reversed(among):
             found = self.load(number, shape)
             if isinstance(found, Version):
                 return found, refused

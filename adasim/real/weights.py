@@ -15,6 +15,8 @@ from adasim.errors import InputError
 from adasim.real.layers import Arch
 from adasim.real.target import Target
 
+Stamp = tuple[tuple[str, int, int], ...]  # name, size and time of every file of a folder
+
 SMOLLM2 = "smollm2-135m"
 SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -136,12 +138,22 @@ def random_target(
     return Target(arch, weights)
 
 
-@lru_cache(maxsize=2)
+def stamp(folder: Path) -> Stamp:
+    """Changes when a file of the folder does."""
+    return tuple((p.name, p.stat().st_size, p.stat().st_mtime_ns) for p in sorted(folder.glob("*")))
+
+
 def load_tokenizer(name: str) -> Any:
-    """The transformers tokenizer of a model name, chat template included; kept."""
+    """The transformers tokenizer of a model name, chat template included; kept until its files change."""
+    folder = model_dir(name)
+    return _tokenizer(folder, stamp(folder))
+
+
+@lru_cache(maxsize=2)
+def _tokenizer(folder: Path, stamp: Stamp) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_dir(name), local_files_only=True)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def _convert_smollm2() -> Path:
@@ -165,6 +177,16 @@ def _convert_smollm2() -> Path:
         model.bfloat16().save_pretrained(scratch)
         tokenizer.save_pretrained(scratch)
         Path(scratch).chmod(0o755)
-        Path(scratch).rename(out)
-        Path(scratch).mkdir()  # the context manager removes this empty one
+        _publish(Path(scratch), out)
     return out
+
+
+def _publish(made: Path, out: Path) -> None:
+    """Put a finished folder in place, whole or not at all; another process may have been faster."""
+    try:
+        made.rename(out)
+    except OSError:
+        if not (out / "config.json").is_file():
+            raise
+    else:
+        made.mkdir()  # whoever made it removes it

@@ -57,7 +57,7 @@ class Admission:
         self.evicted = 0
         self._complete = False  # somebody has all tokens
         self._shared: dict[int, list[int]] = {}  # hash ids that running requests use
-        self._kernels, self._block_tokens = kernels(), memory.block_tokens
+        self._kernels, self._block_tokens, self._caches = kernels(), memory.block_tokens, memory.prefix_cache
         most = min(caps.max_running_requests, len(requests))
         self._all, self._gaps_s = np.ones(most, dtype=bool), np.empty(most)
         self.accepted, self.emitted = np.empty((2, most), dtype=np.int64)  # of the latest round
@@ -95,22 +95,21 @@ class Admission:
         if places <= 0:
             return
         waiting = list(self.queue if self.scheduler.sees_whole_queue else islice(self.queue, places))
-        ids, lives = np.array(waiting, dtype=np.int64), self.lives
+        ids, lives, pool = np.array(waiting, dtype=np.int64), self.lives, self.pool
         view = QueueView(
             ids, lives.arrival_s[ids], lives.prompt[ids], self._blocks_to_admit(ids), now_s, self._predicted(ids)
         )
         running = RunningView(self.batch.request, self.batch.context, self.batch.held)
-        chosen = self.scheduler.admit(view, running, self.pool.available, self.caps)
+        chosen = self.scheduler.admit(view, running, pool.available, self.caps)
         names = chosen.tolist()
         needed = view.blocks
         if len(names) > places or names != waiting[: len(names)]:  # others than the first
             if len(names) > places or len(set(names)) < len(names) or not set(names) <= set(waiting):
                 raise PolicyError(f"{self.scheduler.kind}.admit: {names}; allowed: up to {places} of {waiting}")
             needed = self._blocks_to_admit(chosen)
-        for i, index in enumerate(names):
-            if self.pool.memory.prefix_cache:
-                needed[i] = self._blocks_to_admit(chosen[i : i + 1])[0]
-            if needed[i] > self.pool.available:
+        for i, (index, blocks) in enumerate(zip(names, needed.tolist(), strict=False)):
+            now_needed = int(self._blocks_to_admit(chosen[i : i + 1])[0]) if self._caches else blocks
+            if now_needed > pool.available:
                 chosen = chosen[:i]  # an earlier one took cached blocks this one counted on
                 break
             self.queue.remove(index)
@@ -211,7 +210,7 @@ class Admission:
 
     def cache_prompts(self, ids: IntArray) -> None:
         """Blocks of complete prompts enter the prefix cache."""
-        if not self.pool.memory.prefix_cache:
+        if not self._caches:
             return
         for index in ids[self.lives.prefill_left[ids] == 0].tolist():
             shared = self._shared[index]
@@ -239,7 +238,7 @@ class Admission:
     def _blocks_to_admit(self, ids: IntArray) -> IntArray:
         """Blocks each takes from ``available``: its tokens and one full block of drafts, less what is shared, [m]."""
         blocks = (self.lives.context[ids] + (self.caps.block + self._block_tokens - 1)) // self._block_tokens
-        if self.pool.memory.prefix_cache:
+        if self._caches:
             hashes = [self.requests[i].hash_ids for i in ids.tolist()]
             shared = [self.pool.hits(h) - self.pool.idle_hits(h) for h in hashes]
             blocks -= self.pool.hash_blocks * np.array(shared, dtype=np.int64)
@@ -255,7 +254,7 @@ class Admission:
         """Take memory for a request that is about to enter the batch."""
         lives, pool, cached, shared = self.lives, self.pool, 0, 0
         tokens = int(lives.context[index])
-        if pool.memory.prefix_cache:
+        if self._caches:
             hashes = self.requests[index].hash_ids
             found = self._shared[index] = list(hashes[: pool.hits(hashes)])
             pool.share(found)
@@ -283,7 +282,7 @@ class Admission:
 
     def _leave(self, leaving: IntArray, stay: IntArray) -> None:
         self.pool.take(-sum(self.lives.held[leaving].tolist()))
-        if self.pool.memory.prefix_cache:
+        if self._caches:
             for index in leaving.tolist():
                 self.pool.unshare(self._shared.pop(index))
         self.batch.keep(stay)

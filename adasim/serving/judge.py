@@ -25,7 +25,7 @@ class Judge:
         if self.rule is None:
             return
         self._version, self._before, self._served[version] = version, before, Served()
-        self.waiting, self._places = True, self.rule.requests
+        self.waiting, self._places, self._cohort = True, self.rule.requests, set()
 
     def see(self, requests: IntArray) -> None:
         """These requests, [n], have a round: those that are new join the cohort while it has places."""
@@ -36,12 +36,16 @@ class Judge:
         self._cohort.update(new[: self._places])
         self._places -= len(new[: self._places])
 
-    def finish(self, request: int, domain: int, tau: float) -> Change | None:
-        """A request is done, with so many tokens per round; says by how much the version is worse when it must go."""
+    def finish(self, request: int, domain: int, tau: float | None) -> Change | None:
+        """A request is done; says by how much the version is worse when it must go.
+
+        Args: tau: its tokens per round; None = it has no round to judge by, and nobody waits for it any longer.
+        """
         if request not in self._cohort:
             return None
         self._cohort.remove(request)
-        self._served[self._version].add(domain, tau)
+        if tau is not None:
+            self._served[self._version].add(domain, tau)
         if self._cohort or self._places or self.rule is None:
             return None
         self.waiting = False

@@ -112,8 +112,8 @@ class Ranks:
         self._route(index).submit(index, now_s)
 
     def join(self, index: int, *, first: bool = False) -> None:
-        """A request comes with its KV cache computed."""
-        self._route(index).join(index, first=first)
+        """A request comes with its KV cache computed; ``first``: back to the rank that evicted it, before the others."""
+        (self.ranks[self.rank[index]] if first else self._route(index)).join(index, first=first)
 
     def _route(self, index: int) -> Admission:
         if self.routing == "round_robin":

@@ -1,6 +1,6 @@
 """The simulated backend: a scenario's engine, priced and lucky by its models."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Literal, Self
@@ -17,7 +17,7 @@ from adasim.calibration.luck import Luck
 from adasim.calibration.parallel import Parallel
 from adasim.calibration.parallel_cost import cost_on
 from adasim.calibration.profile import Profile
-from adasim.calibration.roofline import AnyCost, RooflineCost
+from adasim.calibration.roofline import AnyCost, LayersDraft, RooflineCost
 from adasim.calibration.versioned import VersionedLuck
 from adasim.errors import InputError
 from adasim.policies.base import Policy
@@ -37,7 +37,7 @@ from adasim.simulator.learning import Learning
 from adasim.simulator.lock_step import BalancedRanks, LockStep
 from adasim.simulator.prefill_pool import Disaggregation, PrefillPool
 from adasim.simulator.trainer import Trainer
-from adasim.types import Component, EngineCaps, FloatArray, Request
+from adasim.types import Component, EngineCaps, FloatArray, Request, RoundCost
 from adasim.workload import Closed, Workload
 
 MAX_PREFILL_TOKENS = 16384
@@ -115,6 +115,10 @@ class SimBackend(Component):
         roofline = isinstance(self.calibrated_cost, RooflineCost)
         if self.max_running_requests % self._dp:
             yield f"max_running_requests: {self.max_running_requests} cannot be divided among {self._dp} attention ranks"
+        try:
+            self._believed_cost(self.calibrated_cost)
+        except InputError as error:
+            yield from (f"believed: {problem}" for problem in error.problems)
         if self.memory_fraction is not None and self.kv.blocks is not None:
             yield "memory_fraction has no effect: kv.blocks is given"
         if self.memory_fraction is not None and not roofline:
@@ -237,9 +241,14 @@ class SimBackend(Component):
             captured_lens=tuple(cost.captured_lens or ()),
             lag_steps=self.lag_steps,
             provides=frozenset(provides),
-            cost=self.believed or (cost if self._dp == 1 else BalancedRanks(cost, self._dp)),
+            cost=self._believed_cost(cost),
             drafters=frozenset(self._drafters()),
         )
+
+    def _believed_cost(self, true: CostModel) -> RoundCost:
+        """What policies know of time, on this engine's GPUs."""
+        cost = true if self.believed is None else cost_on(self.believed, self.parallel)
+        return cost if self._dp == 1 else BalancedRanks(cost, self._dp)
 
     def check_policy(self, policy: Policy) -> None:
         """Refuse a policy that needs what this engine lacks.
@@ -255,7 +264,7 @@ class SimBackend(Component):
         Raises:
             InputError: all problems.
         """
-        requests = workload.generate(seed)
+        requests = workload.requests_of(seed)
         smallest, largest = self._batches(workload, len(requests))
         checks: list[tuple[str, Callable[[], None]]] = [
             ("", partial(self._cost().check_batches, smallest, largest)),
@@ -283,16 +292,16 @@ class SimBackend(Component):
             raise InputError(*problems)
 
     def _batches(self, workload: Workload, requests: int) -> tuple[int, int | None]:
-        """Smallest and largest batch that a run is sure to have; None = unknown."""
+        """Smallest and largest batch that a run is sure to have on an attention rank; None = unknown."""
         if workload.clients is None:
             return 1, None
-        largest = min(workload.clients, self.max_running_requests, requests)
+        largest = -(-min(workload.clients, self.max_running_requests, requests) // self._dp)
         steady = isinstance(workload, Closed) and not workload.drain and workload.clients < requests
         return (largest if steady else 1), largest
 
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Simulate one run. The same arguments give the same records."""
-        requests = workload.generate(seed)
+        requests = workload.requests_of(seed)
         domains = workload.domain_names
         cost, acceptance, max_draft_len = self._with(policy.drafter)
         driver = PolicyDriver(policy, self.caps(policy.drafter))
@@ -341,7 +350,12 @@ class SimBackend(Component):
         running = (lives.status == RUNNING) & (lives.rounds > 0)
         lives.draft_version[running] = recorder.draft_version
         records = recorder.records(lives)
-        records.notes.extend([*cost.notes, *self._hardware_notes(policy.drafter)])
+        records.notes.extend([*cost.notes, *self._hardware_notes(policy)])
+        if pool is not None and records.steps["queued"].any():
+            records.notes.append(
+                "requests waited for the decoding engine with their KV cache sent; engines that first make room for it "
+                "add the transfer to the wait"
+            )
         if pool is not None:
             records.prefills = frame(PrefillRecord, pool.records)
             records.notes.extend(f"prefill engines: {n}" for n in pool.cost.notes if n not in records.notes)
@@ -354,7 +368,7 @@ class SimBackend(Component):
 
     def _admission(
         self,
-        requests: list[Request],
+        requests: Sequence[Request],
         lives: Lives,
         memory: KvMemory,
         caps: EngineCaps,
@@ -384,19 +398,28 @@ class SimBackend(Component):
         limit = self.max_prefill_tokens or MAX_PREFILL_TOKENS
         return PrefillPool(env, config, self._prefill_cost(), sent, limit, lives, recorder)
 
-    def _hardware_notes(self, drafter: str | None) -> list[str]:
+    def _hardware_notes(self, policy: Policy) -> list[str]:
         """What the numbers are of."""
         notes = []
         if self._prefills is not None:
             notes.append("prefill engines are hardware beside the decoding one: throughput is that of all together")
         if self.memory_fraction is not None:
-            memory = self._memory(drafter, drafter_loaded=True)
+            memory = self._memory(policy.drafter, drafter_loaded=policy.loads_drafter)
             tokens, ranked = (memory.blocks or 0) * memory.block_tokens, " a rank" * (self._dp > 1)
-            notes.append(f"KV memory holds {tokens:,} tokens{ranked} beside weights and drafter (memory_fraction)")
+            notes.append(f"KV memory holds {tokens:,} tokens{ranked} beside {self._weights(policy)} (memory_fraction)")
         return notes
 
+    def _weights(self, policy: Policy) -> str:
+        """What fills the memory that ``memory_fraction`` divides."""
+        if not policy.loads_drafter:
+            return "the weights"
+        cost = self._on_gpus(policy.drafter)
+        assert isinstance(cost, RooflineCost)
+        sized = isinstance(cost.draft, LayersDraft)
+        return "weights and drafter" if sized else "the weights; a drafter's, whose size draft does not tell, not counted"
+
     def _luck(
-        self, model: AcceptanceModel, max_draft_len: int, requests: list[Request], domains: list[str], seed: int
+        self, model: AcceptanceModel, max_draft_len: int, requests: Sequence[Request], domains: list[str], seed: int
     ) -> Luck:
         if self.learning is None:
             return model.luck(requests, domains, seed, max_draft_len)
@@ -414,7 +437,7 @@ class _Source:
     """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
 
     def __init__(
-        self, env: simpy.Environment, workload: Workload, requests: list[Request], admission: Admission | Ranks
+        self, env: simpy.Environment, workload: Workload, requests: Sequence[Request], admission: Admission | Ranks
     ) -> None:
         self.env, self.clients, self.admission = env, workload.clients, admission
         self.requests, self.sent, self.finished = requests, 0, 0

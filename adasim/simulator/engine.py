@@ -8,7 +8,7 @@ import simpy
 
 from adasim.calibration.cost import CostModel
 from adasim.calibration.luck import Luck
-from adasim.kernels import kernels, plain
+from adasim.kernels import kernels
 from adasim.policies.driver import PolicyDriver
 from adasim.serving.admission import Admission
 from adasim.serving.batch import Prefill
@@ -67,10 +67,10 @@ class Engine:
         self._work, self._kernels = env.event(), kernels()
         self._sees = driver.needs & {"survival", "accept_len", "margin", "truth"}
         self._listens = driver.listens or admission.listens
+        self._span: Span | None = None  # what rounds do under a trainer, a pool or several ranks, it does not
         watched = self._listens or trainer is not None or recorder.rounds is not None
-        apart = lock_step is not None or pool is not None  # what their rounds do, a span does not
-        alone = watched or apart or kernels() is plain
-        self._span = None if alone or isinstance(admission, Ranks) else Span(env, admission, driver, cost, luck, recorder)
+        if not (watched or pool is not None or isinstance(admission, Ranks)):
+            self._span = Span(env, admission, driver, cost, luck, recorder)
 
     def submit(self, index: int) -> None:
         """A request arrives now."""

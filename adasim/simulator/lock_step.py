@@ -76,6 +76,8 @@ class LockStep:
             drafter_loaded=drafter_loaded,
             eager=eager,
         )
+        if not (eager or prefill):
+            slowest = slowest._replace(verified=self.cost.captured(slowest.verified))
         return add(step, self.cost.padding(slowest, everybody, longest_draft))
 
 
@@ -92,7 +94,8 @@ class BalancedRanks:
         longest = draft_positions // batch - 1 if draft_positions else 0
         step = self.cost.step(requests, positions, tokens, context, longest_draft=longest, reads_head=True)
         everybody = Load(batch, draft_positions, verified)
-        return add(step, self.cost.padding(Load(requests, positions, tokens), everybody, longest)).total
+        padded = Load(requests, positions, self.cost.captured(tokens))
+        return add(step, self.cost.padding(padded, everybody, longest)).total
 
 
 def add(step: StepSeconds, more: StepSeconds) -> StepSeconds:

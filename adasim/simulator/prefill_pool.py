@@ -32,7 +32,8 @@ class Disaggregation(Component):
         transfer_gb_s: bandwidth out of one prefill engine, all its GPUs together, GB/s.
         transfer_ms: time of a transfer beside moving bytes.
         kv_bytes_per_token: sent for each prompt token; null = the roofline says.
-        parallel: GPUs of one prefill engine; null = as many as the decoding engine's (which has no attention ranks).
+        parallel: GPUs of one prefill engine; null = those of its ``cost`` where it has its own, else as many as the
+            decoding engine's, which then must have no attention ranks.
         cost: prices the prefills; null = the decoding engine's cost.
     """
 
@@ -47,6 +48,8 @@ class Disaggregation(Component):
     def _one_rank(self) -> Self:
         if self.parallel is not None and self.parallel.dp > 1:
             raise ValueError("parallel.dp: prefill engines have one attention rank; use more engines instead")
+        if self.parallel is not None and self.parallel.routing != Parallel().routing:
+            raise ValueError("parallel.routing has no effect: a free prefill engine takes from one queue")
         return self
 
 

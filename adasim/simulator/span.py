@@ -3,6 +3,9 @@
 Between two events a batch only decodes: nobody comes, nobody goes, and a policy whose answers can be said in numbers
 (``Policy.rule``) needs not be asked. Such rounds are played by one compiled loop, priced one by one, and passed by one
 timeout. Everything else is left to the engine, round by round: what it records is the same to the bit.
+
+Requests are counted on before the time has passed, so no run may end inside a span. None does: what ends a run is an
+event of that very instant, in which no span begins.
 """
 
 from collections.abc import Generator
@@ -81,7 +84,7 @@ class Span:
     def _play(self, rule: LengthRule, most: int) -> tuple[int, bool]:
         """Rounds, ``most`` at most, from the present state of the batch to ``self._rounds``, and whether one finished."""
         admission, ids = self.admission, self.admission.batch.request
-        tables = self.luck.tables if rule.draft_len else NO_LUCK
+        tables = self.luck.tables(heads=not rule.verify_len) if rule.draft_len else NO_LUCK
         head, pool = self.luck.head, admission.pool
         if tables is None or (not rule.verify_len and head.reports != "truth"):  # the kernel's heads report what they see
             return 0, False
@@ -104,27 +107,27 @@ class Span:
         eager = bool(rule.verify_len) and driver.is_eager(lens)
         ragged, reads, loaded = driver.caps.ragged, driver.reads_draft, driver.policy.loads_drafter
         step, end_s, version, first = self.cost.step, self.env.now, self.recorder.draft_version, len(self.recorder.steps)
+        draft_len = rule.draft_len
         starts = [end_s]
         steps: list[tuple[float, ...]] = []
         for verified, longest, contexts, accepted, emitted, taken, left in self._rounds[:count].tolist():
-            start_s, context = end_s, contexts / n
-            if start_s >= event_s:
+            if end_s >= event_s:
                 break
-            tokens = verified if ragged else n * longest
-            seconds = step(
+            start_s, context, tokens = end_s, contexts / n, verified if ragged else n * longest
+            draft_s, verify_s, overhead_s, prefill_s = step(
                 n, positions, tokens, context,
-                longest_draft=rule.draft_len, reads_head=reads, drafter_loaded=loaded, eager=eager,
+                longest_draft=draft_len, reads_head=reads, drafter_loaded=loaded, eager=eager,
             )  # fmt: skip
-            self._round_s = seconds.total
-            end_s = start_s + self._round_s
+            end_s = start_s + (draft_s + verify_s + overhead_s + prefill_s)
             starts.append(end_s)
             steps.append(
                 (
-                    first + len(steps), start_s, end_s, n, queued, 0, drafts, tokens, accepted, emitted,
-                    0, *seconds, used + private + taken, context, 0, version,
+                    first + len(steps), start_s, end_s, n, queued, 0, drafts, tokens, accepted, emitted, 0, draft_s,
+                    verify_s, overhead_s, prefill_s, used + private + taken, context, 0, version,
                 )
             )  # fmt: skip
             private += left
+        self._round_s = starts[-1] - starts[-2]
         return starts, steps, private
 
     def _pass(self, starts: list[float]) -> Generator[simpy.Event, Any, None]:

@@ -148,10 +148,9 @@ class Trainer:
         tokens = min(done.tokens, self.learning.max_tokens)
         self.buffer.add(self.labels.sample(done.request, done.domain, tokens))
         self._ask()
-        if done.rounds:
-            worse = self.judge.finish(done.request, done.domain, done.tau)
-            if worse is not None:
-                self._go_back(worse)
+        worse = self.judge.finish(done.request, done.domain, done.tau if done.rounds else None)
+        if worse is not None:
+            self._go_back(worse)
 
     # ---- the trainer's side
 

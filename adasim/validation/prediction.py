@@ -60,8 +60,7 @@ def pairs_of(runs: Sequence[Run], profile: Profile) -> list[tuple[Run, Pair]]:
         scenario = run.trial.scenario()
         beside = plain.get(run.place)
         if beside is not None:
-            twins = [_twin(r, profile) for r in (run, beside)]
-            found.append((run, Pair(scenario, *twins)))
+            found.append((run, Pair(scenario, _twin(run, profile), _twin(beside, profile))))
     return found
 
 

@@ -85,9 +85,9 @@ def twin_of(backend: AnyBackend, profile: Profile, learning: Learning | None = N
     """
     caps = backend.caps()
     given: dict[str, Any] = {name: getattr(backend, name) for name in LIMITS if hasattr(backend, name)}
+    given["acceptance"] = acceptance_of(backend, profile)
     sim = SimBackend(
         cost=profile.cost,
-        acceptance=acceptance_of(backend, profile),
         drafters=profile.drafters,
         max_draft_len=caps.max_draft_len,
         **given,

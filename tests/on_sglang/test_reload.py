@@ -1,6 +1,5 @@
 """Another drafter for a running engine: the target untouched, running requests undisturbed, bad ones refused."""
 
-import asyncio
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import Tensor
 from adasim.errors import InputError
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
+from adasim.policies.off import Off
 from adasim.real.sglang_plugin.reload import reload_drafter
 from tests.on_sglang.conftest import TOKENS
 from tests.on_sglang.serving import DRAFTER, Served, Server, copy_of
@@ -80,23 +80,35 @@ def test_a_reloaded_head_decides(server: Server, prompts: list[list[int]], tmp_p
     assert {v for r in run.rounds for v in r.verify_lens} == {1}
 
 
-def test_running_requests_go_on_across_a_reload(
-    server: Server, plain: Served, prompts: list[list[int]], tmp_path: Path
-) -> None:
-    server.use(Fixed(verify_len=16))
-    empty = spoiled(tmp_path / "empty", zero_matrices)
+def test_running_requests_go_on_across_a_reload(server: Server, prompts: list[list[int]], tmp_path: Path) -> None:
+    tokens, empty = 128, spoiled(tmp_path / "empty", zero_matrices)
+    plain = server.serve(Off(), prompts[:1], tokens)
+    server.use(Fixed(verify_len=4))
 
-    async def both() -> list[dict[str, Any]]:
-        shape = {"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True}
-        answers = asyncio.ensure_future(server.engine.async_generate(input_ids=prompts, sampling_params=shape))
-        await asyncio.sleep(1.0)
-        assert not answers.done()
+    async def both() -> dict[str, Any]:
+        shape = {"temperature": 0, "max_new_tokens": tokens, "ignore_eos": True}
+        stream = await server.engine.async_generate(input_ids=prompts[0], sampling_params=shape, stream=True)
+        await anext(stream)
+        second = await anext(stream)
+        assert len(second["output_ids"]) < tokens
         await reload_drafter(server.engine.tokenizer_manager, empty, "empty")
-        return await answers
+        return [chunk async for chunk in stream][-1]
 
-    out = server.engine.loop.run_until_complete(both())
-    assert [o["output_ids"] for o in out] == plain.tokens
-    assert any(len(o["meta_info"]["weight_versions"]) > 1 for o in out)
+    last = server.engine.loop.run_until_complete(both())
+    assert last["output_ids"] == plain.tokens[0]
+    assert len(last["meta_info"]["weight_versions"]) > 1
+
+
+def test_an_update_that_the_server_does_not_begin_is_told_and_serving_goes_on(
+    server: Server, plain: Served, prompts: list[list[int]]
+) -> None:
+    server.engine.begin_weight_update(selector="draft")
+    try:
+        with pytest.raises(InputError, match=r"the server began no update: .*already open"):
+            load(server, DRAFTER, "second")
+    finally:
+        server.engine.end_weight_update()
+    assert server.serve(Fixed(verify_len=4), prompts, 4).tokens == [t[:4] for t in plain.tokens]
 
 
 def nan(weights: dict[str, Tensor]) -> None:
@@ -115,11 +127,16 @@ def missing(weights: dict[str, Tensor]) -> None:
     del weights["layers.1.mlp.up_proj.weight"]
 
 
+def other_head(weights: dict[str, Tensor]) -> None:
+    weights["length_head.narrow.bias"] = weights["length_head.narrow.bias"][:-1].contiguous()
+
+
 BAD: dict[Change, str] = {
     nan: "'fc.weight' holds values that are not finite",
     nan_head: "length_head.out.bias.* not finite",
     short: r"'norm.weight' has shape \[575\], expected \[576\]",
     missing: "'layers.1.mlp.up_proj.weight' is missing",
+    other_head: r"'length_head.narrow.bias' has shape",
 }
 
 

@@ -4,13 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from adasim.errors import InputError
-from adasim.real.sglang_plugin import contract
+from adasim.real.sglang_plugin import contract, cpu, plugin
 from tests.on_sglang.conftest import TOKENS
 from tests.on_sglang.serving import ARGUMENTS, DRAFTER, Served, copy_of
 
@@ -20,7 +21,7 @@ DRAFTING = {
     "speculative_draft_attention_backend": "torch_native",
 }
 HEAD = '{"policy": {"kind": "head"}}'
-WORKS = {"policy": HEAD, "arguments": ARGUMENTS | DRAFTING, "fits": contract.SUPPORTED}
+WORKS = {"policy": HEAD, "arguments": ARGUMENTS | DRAFTING, "fits": contract.SUPPORTED, "simulate": ""}
 
 
 def wrong(**arguments: Any) -> dict[str, Any]:
@@ -40,6 +41,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "disaggregated": (wrong(disaggregation_mode="decode"), "--disaggregation-mode decode; allowed: null"),
     "other version": (WORKS | {"fits": ["0.4.0"]}, "ADAFLASH fits SGLang 0.4.0; SGLang 0.5.23 is installed"),
     "no drafter": (wrong(speculative_draft_model_path=None), "ADAFLASH: --speculative-draft-model-path is missing"),
+    "simulated": (WORKS | {"simulate": "3"}, "SGLANG_SIMULATE_ACC_LEN='3' is not supported: unset it"),
     "window": (wrong(speculative_draft_window_size=64), "ADAFLASH: --speculative-draft-window-size is not supported"),
 }
 
@@ -53,7 +55,7 @@ def starts() -> dict[str, str]:
 def run(script: str, *arguments: str) -> Any:
     """The JSON that a script beside this file prints last."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=360)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -71,6 +73,36 @@ def test_a_changed_signature_is_refused_and_named() -> None:
         f"{where} takes (self plan), expected (self plan cols)",
         "sglang.srt.nowhere:f is not there",
     )
+
+
+def test_an_sglang_too_different_to_register_with_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(cpu.SWITCH)  # its hooks are registered already
+    monkeypatch.delitem(sys.modules, "adasim.real.sglang_plugin.algorithm", raising=False)
+    monkeypatch.setitem(sys.modules, "sglang.srt.speculative.spec_registry", None)
+    with pytest.raises(InputError, match=r"ADAFLASH fits SGLang 0.5.23; SGLang \S+ is installed") as caught:
+        plugin.register()
+    assert "sglang.srt.speculative.spec_registry:CustomSpecAlgo.__init__ is not there" in caught.value.problems
+
+
+def test_what_cannot_verify_ragged_blocks_is_refused_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from adasim.real.sglang_plugin.algorithm import _unsupported_on_gpu
+
+    def said(mode: str = "compact", **given: str) -> list[str]:
+        monkeypatch.setenv("SGLANG_RAGGED_VERIFY_MODE", mode)
+        names = ("prefill_attention_backend", "decode_attention_backend", "speculative_draft_attention_backend")
+        args = dict.fromkeys(names) | {"attention_backend": "fa3", "speculative_attention_mode": "prefill"} | given
+        return [text for wrong, text in _unsupported_on_gpu(SimpleNamespace(**args)) if wrong]
+
+    assert said() == []
+    assert said(attention_backend="trtllm_mla") == []
+    assert said(decode_attention_backend="triton") == []  # verifies nothing
+    assert "SGLANG_RAGGED_VERIFY_MODE=static; allowed on a GPU: compact" in said("static")[0]
+    (target,) = said(attention_backend="triton", speculative_draft_attention_backend="fa3")
+    assert "--attention-backend: triton" in target
+    assert "allowed: fa3, fa4, flashinfer, trtllm_mha, trtllm_mla" in target
+    (draft,) = said(speculative_draft_attention_backend="triton")
+    assert "--speculative-draft-attention-backend triton" in draft
+    assert len(said(decode_attention_backend="triton", speculative_attention_mode="decode")) == 1
 
 
 def test_stock_sglang_decodes_the_same_tokens(plain: Served, prompts: list[list[int]]) -> None:

@@ -1,12 +1,15 @@
 """Parts of the worker that need SGLang's classes and no engine."""
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from adasim.errors import InputError
 from adasim.types import IntArray
+from tests.on_sglang.serving import DRAFTER
 
 
 class Group:
@@ -42,14 +45,18 @@ def test_rank_zero_decides_and_the_others_follow() -> None:
     assert not asked
 
 
-def test_a_fused_kv_helper_is_made_anew_after_a_reload() -> None:
+@pytest.mark.parametrize("fused", [True, False])
+def test_copies_of_weights_are_made_anew_after_a_reload(fused: bool) -> None:
     from adasim.real.sglang_plugin.worker import AdaFlashWorker
 
-    made: list[int] = []
-    for fused in (True, False):
-        worker: Any = SimpleNamespace(_use_fused_kv_materialize=fused, _init_fused_kv_helper=lambda: made.append(1))
-        AdaFlashWorker.refresh_after_reload(worker)
-    assert made == [1]
+    made: list[str] = []
+    worker: Any = SimpleNamespace(
+        _use_fused_kv_materialize=fused,
+        _init_fused_kv_helper=lambda: made.append("kv"),
+        _make_draft_head=lambda: made.append("head"),
+    )
+    AdaFlashWorker.refresh_after_reload(worker)
+    assert made == ["head", "kv"][: 1 + fused]
 
 
 @pytest.mark.parametrize("sizes", [None, [8, 16, 64]], ids=["eager", "graphs by tokens"])
@@ -76,6 +83,46 @@ def test_blocks_are_packed_one_behind_the_other(sizes: list[int] | None) -> None
     assert packed.columns[7:].tolist() == [-1] * (1 if sizes else 0)
 
 
+def test_anchors_and_drafts_have_one_stride(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's kernel reads both at the width of the drafts."""
+    import torch
+
+    from adasim.real.sglang_plugin import packing
+
+    given: dict[str, Any] = {}
+
+    def execute(**arguments: Any) -> Any:
+        given.update(arguments)
+        return SimpleNamespace(verify_ids=None, positions=None, verify_cache_loc=None, window_index=None)
+
+    monkeypatch.setattr(f"{packing.__name__}.BuildRaggedVerifyWindow.execute", execute)
+    blocks = torch.arange(12).view(3, 4)
+    window = packing.Window(SimpleNamespace(), SimpleNamespace(device="cpu"), blocks, blocks, torch.zeros(3), None)
+    packing.pack(window, blocks, np.array([2, 4, 1]))
+    anchors, drafts = given["draft_block_ids"].reshape(-1), given["draft_tokens"].reshape(-1)
+    width = given["draft_tokens"].shape[1]
+    assert anchors[::width].tolist() == blocks[:, 0].tolist()
+    assert drafts.view(3, width).tolist() == blocks[:, 1:].tolist()
+
+
+def test_draws_are_shaped_as_their_request_asks_and_stop_at_the_cut() -> None:
+    import torch
+
+    from adasim.real.sglang_plugin.drawing import draw
+
+    logits = torch.randn(3 * 4, 50, generator=torch.Generator().manual_seed(0))
+    info = SimpleNamespace(
+        is_all_greedy=False, temperatures=torch.tensor([[1.0], [1e-4], [2.0]]), top_ks=torch.tensor([1, 50, 2]),
+        top_ps=torch.ones(3), min_ps=torch.zeros(3), need_min_p_sampling=False, sampling_seed=None,
+    )  # fmt: skip
+    lengths = np.array([4, 2, 1])
+    tokens, best = draw(logits, info, torch.arange(12).view(3, 4), lengths), logits.topk(2).indices.view(3, 4, 2)
+    assert tokens[0].tolist() == best[0, :, 0].tolist()
+    assert tokens[1].tolist() == [*best[1, :2, 0].tolist(), 0, 0]
+    assert tokens[2, 0] in best[2, 0]
+    assert tokens[2, 1:].tolist() == [0, 0, 0]
+
+
 def test_whole_blocks_need_no_layout_unless_graphs_go_by_tokens() -> None:
     import torch
 
@@ -87,3 +134,25 @@ def test_whole_blocks_need_no_layout_unless_graphs_go_by_tokens() -> None:
     assert packed.layout is None
     assert packed.tokens.tolist() == list(range(10, 18))
     assert packed.slots.tolist() == list(range(50, 58))
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "narrower"])
+def test_a_first_head_of_no_known_form_is_refused_before_anything_is_written(change: str) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    from adasim.real.sglang_plugin.draft_model import AdaFlashDraftModel
+
+    config = json.loads((DRAFTER / "config.json").read_text())
+    weights = load_file(DRAFTER / "model.safetensors")
+    if change == "missing":
+        del weights["length_head.narrow.weight"]
+    if change == "extra":
+        weights["length_head.other.weight"] = torch.zeros(3)
+    if change == "narrower":
+        weights["length_head.narrow.weight"] = weights["length_head.narrow.weight"][:, :-2]
+    model: Any = SimpleNamespace(
+        length_head=None, config=SimpleNamespace(to_dict=lambda: config, hidden_size=config["hidden_size"])
+    )
+    with pytest.raises(InputError, match="no length head of this drafter has these tensors"):
+        AdaFlashDraftModel.load_weights(model, weights.items())

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -112,7 +112,7 @@ class HeadLikelihood:
 
         first = np.array([np.log(max(noise, LEAST_NOISE[form])), bias])
         simplex = first + np.array([[0.0, 0.0], [0.2, 0.0], [0.0, 0.3]])
-        options = {"xatol": SETTLED, "fatol": 0.01, "initial_simplex": simplex}
+        options: Any = {"xatol": SETTLED, "fatol": 0.01, "initial_simplex": simplex}
         best = minimize(unlikely, first, method="Nelder-Mead", options=options)
         return float(np.exp(np.clip(best.x[0], low, high))), float(np.clip(best.x[1], *BIAS)), -float(best.fun)
 

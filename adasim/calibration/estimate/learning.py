@@ -76,14 +76,15 @@ def _fit_domain(
 ) -> None:
     per = rounds.groupby(["trial", "draft_version"]).size()
     enough = per[per >= LEAST_ROUNDS].index
-    known = {int(t): [int(v) for v in mine["draft_version"]] for t, mine in enough.to_frame(index=False).groupby("trial")}
+    pairs = [(int(t), int(v)) for t, v in enough.to_list()]
+    known = {trial: [v for t, v in pairs if t == trial] for trial, _ in pairs}
     known = {t: versions for t, versions in known.items() if len(versions) >= LEAST_VERSIONS and versions[0] == 0}
     if not known:
         part.notes.append(
             f"learning of {domain}: fewer than {LEAST_VERSIONS} versions with {LEAST_ROUNDS} rounds; not fitted"
         )
         return
-    mine = rounds[rounds["trial"].isin(known)]
+    mine = rounds[rounds["trial"].isin(list(known))]
     life, names = pd.factorize(mine["text"])
     runs = [_run(mine, life, len(names), t, trials[t], domain, versions) for t, versions in known.items()]
     forgets = any(share < FEW for r in runs for _, share, _ in r.trained[1:])

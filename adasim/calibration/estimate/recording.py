@@ -50,6 +50,11 @@ class RecordedTrial:
     identity: EngineIdentity | None
     began_s: float | None = None
 
+    @property
+    def reads_head(self) -> bool:
+        """Whether its rounds that draft, or some of a probe's, pay for a length or confidence head."""
+        return bool(_heads(getattr(self.policy, "needs", ())))
+
     def reads(self, rounds: int) -> list[str]:
         """What each of the first rounds asked of heads beside drafts, names joined by commas; "" = nothing."""
         played = getattr(self.policy, "played", None)

@@ -35,8 +35,8 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
         gap_s = pauses(trial)
         drafting = _drafting(trial)
         decoding = steps["decoding"] > 0
-        reads = pd.Series("", index=steps.index).mask(decoding)  # by round: steps that decode
-        reads[decoding] = trial.reads(int(decoding.sum()))
+        reads = np.full(len(steps), "", dtype=object)
+        reads[decoding.to_numpy()] = trial.reads(int(decoding.sum()))
         rounds = decoding & (steps["prefill_tokens"] == 0)
         rounds &= rounds.cumsum() > SKIPPED
         part = pd.DataFrame(

@@ -20,7 +20,7 @@ def survival_of(rounds: pd.DataFrame, depth: int, prior: Mapping[str, FloatArray
         depth: K.
         prior: survival by domain, [K] each; domains without rounds are left out all the same.
     """
-    found = {}
+    found: dict[str, FloatArray] = {}
     for domain, mine in rounds[rounds["verify_len"] > 1].groupby("domain"):
         verified, accepted = mine["verify_len"].to_numpy()[:, None], mine["accepted"].to_numpy()[:, None]
         count = mine["blocks"].to_numpy(dtype=float) if "blocks" in mine else np.ones(len(mine))

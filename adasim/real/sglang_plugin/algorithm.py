@@ -1,6 +1,8 @@
-"""ADAFLASH as SGLang sees it: a member of its DFLASH family whose verification may be ragged."""
+"""ADAFLASH as SGLang sees it: a member of its DFLASH family whose verification may be ragged.
 
-import json
+Every process of every server with this package imports this file: what is heavy waits until ADAFLASH is chosen.
+"""
+
 import os
 from pathlib import Path
 from typing import Any
@@ -8,14 +10,12 @@ from typing import Any
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 
 from adasim.errors import InputError
-from adasim.policies.driver import PolicyDriver
-from adasim.real.checkpoint import read_shape
-from adasim.real.sglang_plugin.contract import check
-from adasim.real.sglang_plugin.settings import read_settings
-from adasim.types import EngineCaps
+from adasim.real.sglang_plugin import contract
 
 NAME = "ADAFLASH"
 DEFAULT_RUNNING = 48  # SGLang's own for speculative decoding
+# whose verification takes blocks of different lengths; flashinfer for targets with MLA only, see the worker
+RAGGED_BACKENDS = ("fa3", "fa4", "flashinfer", "trtllm_mha", "trtllm_mla")
 
 
 class AdaFlashAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
@@ -78,6 +78,11 @@ class AdaFlashAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
         Raises:
             InputError: arguments, settings or checkpoint do not fit.
         """
+        from adasim.policies.driver import PolicyDriver
+        from adasim.real.checkpoint import read_config, read_shape
+        from adasim.real.sglang_plugin.settings import read_settings
+        from adasim.types import EngineCaps
+
         problems = _unsupported(server_args)
         if problems:
             raise InputError(*(f"{NAME}: {p}" for p in problems))
@@ -86,7 +91,7 @@ class AdaFlashAlgorithm(CustomSpecAlgo):  # type: ignore[misc]
         if server_args.max_running_requests is None:
             server_args.max_running_requests = DEFAULT_RUNNING
         folder = Path(server_args.speculative_draft_model_path)
-        config = json.loads((folder / "config.json").read_text())
+        config = read_config(folder)
         block, asked = read_shape(config, folder).block, server_args.speculative_num_draft_tokens
         if asked not in (None, block):
             raise InputError(f"{NAME}: --speculative-num-draft-tokens {asked}; the checkpoint drafts blocks of {block}")
@@ -106,7 +111,7 @@ def register() -> None:
         NAME, supports_overlap=True, validate_server_args=_validate, spec_class=AdaFlashAlgorithm
     )
     def worker(server_args: Any) -> type:
-        check()
+        contract.check()
         from sglang.srt.models.registry import ModelRegistry
 
         from adasim.real.sglang_plugin.draft_model import AdaFlashDraftModel
@@ -120,12 +125,13 @@ def register() -> None:
 
 def _validate(server_args: Any) -> None:
     """SGLang calls this before anything is loaded, in the launching process: a wrong version ends the start there."""
-    check()
+    contract.check()
 
 
 def _unsupported(args: Any) -> list[str]:
     """Arguments that this worker would not honour."""
     draft = args.speculative_draft_model_path
+    simulated = os.environ.get("SGLANG_SIMULATE_ACC_LEN", "")
     checks = [
         (draft is None, "--speculative-draft-model-path is missing"),
         (
@@ -145,9 +151,27 @@ def _unsupported(args: Any) -> list[str]:
             "--speculative-use-block-verification has no meaning for greedy drafts",
         ),
         (args.speculative_adaptive, "--speculative-adaptive belongs to EAGLE; here the policy decides"),
-        (
-            float(os.environ.get("SGLANG_SIMULATE_ACC_LEN", "-1")) > 0,
-            "SGLANG_SIMULATE_ACC_LEN is not supported: unset it",
-        ),
+        (simulated not in ("", "0", "-1"), f"SGLANG_SIMULATE_ACC_LEN={simulated!r} is not supported: unset it"),
+        *([] if args.device == "cpu" else _unsupported_on_gpu(args)),
     ]
     return [text for wrong, text in checks if wrong]
+
+
+def _unsupported_on_gpu(args: Any) -> list[tuple[bool, str]]:
+    """What would verify whole blocks where ragged ones are meant. SGLang has chosen its backends by now."""
+    prefill = args.prefill_attention_backend or args.attention_backend
+    decode = args.decode_attention_backend or args.attention_backend
+    target = decode if args.speculative_attention_mode == "decode" else prefill
+    draft = args.speculative_draft_attention_backend or prefill
+    mode, allowed = os.environ.get("SGLANG_RAGGED_VERIFY_MODE", "static"), ", ".join(RAGGED_BACKENDS)
+    return [
+        (mode != "compact", f"SGLANG_RAGGED_VERIFY_MODE={mode}; allowed on a GPU: compact (set it in the environment)"),
+        (
+            target not in RAGGED_BACKENDS,
+            f"--attention-backend: {target} verifies the target's blocks, at one length only; allowed: {allowed}",
+        ),
+        (
+            draft not in RAGGED_BACKENDS,
+            f"--speculative-draft-attention-backend {draft}: drafts blocks of one length only; allowed: {allowed}",
+        ),
+    ]

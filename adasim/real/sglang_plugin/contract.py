@@ -11,6 +11,7 @@ SUPPORTED = ("0.5.23",)
 
 _SRT = "sglang.srt."
 _WORKER = _SRT + "speculative.dflash_worker_v2:DFlashWorkerV2."
+_PARTS = _SRT + "managers.scheduler_components."
 _DSPARK = "sglang.kernels.ops.speculative.dspark.dspark_verify_window:"
 
 SIGNATURES: dict[str, str] = {
@@ -59,7 +60,13 @@ SIGNATURES: dict[str, str] = {
     ),
     _SRT + "models.dflash:DFlashDraftModel.load_weights": "self weights",
     _SRT + "managers.scheduler:Scheduler.run_batch": "self batch pp_proxy_tensors",
-    _SRT + "managers.scheduler:Scheduler.get_internal_state": "self recv_req",
+    _PARTS + "internal_state:SchedulerInternalStateController._add_speculative": "self state",
+    _PARTS + "weight_updater:SchedulerWeightUpdaterManager.update_weights_from_tensor": "self recv_req",
+    _PARTS + "weight_updater:SchedulerWeightUpdaterManager.end_weight_update": "self recv_req",
+    _SRT + "models.dflash:DFlashAttention.__init__": "self config layer_id quant_config prefix",
+    _SRT + "layers.attention.torch_native_backend:TorchNativeAttnBackend.forward_extend": (
+        "self q k v layer forward_batch save_kv_cache"
+    ),
 }  # fmt: skip
 
 

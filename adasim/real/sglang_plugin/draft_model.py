@@ -9,7 +9,7 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from torch import Tensor
 
 from adasim.errors import InputError
-from adasim.real.checkpoint import HEAD_PREFIX, check_weights, read_shape
+from adasim.real.checkpoint import HEAD_PREFIX, check_tensors, check_weights, read_shape
 from adasim.real.length_head import PaperHead, ReleasedHead, load_head
 
 
@@ -31,19 +31,27 @@ class AdaFlashDraftModel(DFlashDraftModel):  # type: ignore[misc]
             InputError: a tensor is missing, unknown, of another shape, or not finite.
         """
         found = dict(weights)
-        head = {k.removeprefix(HEAD_PREFIX): w for k, w in found.items() if k.startswith(HEAD_PREFIX)}
+        head = {k: w for k, w in found.items() if k.startswith(HEAD_PREFIX)}
         drafter = {k: w for k, w in found.items() if not k.startswith(HEAD_PREFIX)}
+        own = {} if self.length_head is None else dict(self.length_head.named_parameters())
+        sizes = {HEAD_PREFIX + k: tuple(p.shape) for k, p in own.items()} or {k: tuple(w.shape) for k, w in head.items()}
         problems = check_weights(read_shape(self.config.to_dict(), Path("draft checkpoint")), drafter)
-        problems += self._check_head(head)
+        problems += check_tensors(sizes, head)
+        first = None
+        if head and self.length_head is None:
+            try:
+                first = load_head({k.removeprefix(HEAD_PREFIX): w for k, w in head.items()}).float()
+                first(first.out.weight.new_zeros(1, 1, int(self.config.hidden_size)))
+            except (KeyError, RuntimeError, ValueError) as error:
+                problems.append(f"{HEAD_PREFIX}*: no length head of this drafter has these tensors: {error}")
         if problems:
             raise InputError(*problems)
         super().load_weights(iter(drafter.items()))
-        if head and self.length_head is None:
-            self.length_head = load_head(head).float().to(self.norm.weight.device)
-        elif self.length_head is not None:
-            with torch.no_grad():
-                for name, parameter in self.length_head.named_parameters():
-                    parameter.copy_(head[name])
+        if first is not None:
+            self.length_head = first.to(self.norm.weight.device)
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(head[HEAD_PREFIX + name])
 
     def forward(
         self,
@@ -58,17 +66,3 @@ class AdaFlashDraftModel(DFlashDraftModel):  # type: ignore[misc]
         if input_embeds is not None:
             input_embeds = input_embeds.to(self.norm.weight.dtype)
         return super().forward(input_ids, positions, forward_batch, input_embeds, get_embedding, pp_proxy_tensors)
-
-    def _check_head(self, weights: dict[str, Tensor]) -> list[str]:
-        """What is wrong with a head's tensors; a first head may have any of the published forms."""
-        problems = [f"tensor {HEAD_PREFIX}{k} is not finite" for k, w in weights.items() if not torch.isfinite(w).all()]
-        if self.length_head is None:
-            return problems
-        own = dict(self.length_head.named_parameters())
-        problems += [f"tensor {HEAD_PREFIX}{k} is missing" for k in own if k not in weights]
-        problems += [f"tensor {HEAD_PREFIX}{k} is unknown" for k in weights if k not in own]
-        return problems + [
-            f"tensor {HEAD_PREFIX}{k} has shape {list(w.shape)}, expected {list(own[k].shape)}"
-            for k, w in weights.items()
-            if k in own and w.shape != own[k].shape
-        ]

@@ -2,39 +2,48 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from adasim.types import IntArray
 
-def draw(logits: Tensor, info: Any, positions: Tensor) -> Tensor:
-    """One token a row.
+
+def draw(logits: Tensor, info: Any, positions: Tensor, lengths: IntArray) -> Tensor:
+    """One token for every row that was verified.
 
     Args:
         logits: of n blocks of B positions, [n * B, V].
         info: SGLang's SamplingBatchInfo of the n requests. Greedy requests in a mixed batch have top_k = 1.
         positions: [n, B], which seeded requests draw by.
+        lengths: verified tokens of each block [n], 1..B; rows behind them are left out.
     Returns:
-        tokens [n * B].
+        tokens [n, B]; zeros at and after a block's length.
     """
+    n, block = positions.shape
+    rows = torch.from_numpy(np.flatnonzero(np.arange(block) < lengths[:, None])).to(logits.device)
+    if len(rows) < n * block:
+        logits = logits[rows]
+    tokens = torch.zeros(n * block, dtype=torch.long, device=logits.device)
     if info is None or info.is_all_greedy:
-        return logits.argmax(-1)
+        tokens[rows] = logits.argmax(-1)
+    else:
+        tokens[rows] = _sample(logits, info, rows // block, positions.reshape(-1)[rows])
+    return tokens.view(n, block)
+
+
+def _sample(logits: Tensor, info: Any, of: Tensor, positions: Tensor) -> Tensor:
+    """Draws [S] from logits [S, V]. Args: of: which of n requests each row belongs to [S]; positions [S]."""
     from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 
-    block = positions.shape[1]
-
-    def each(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values.view(len(positions), -1).repeat_interleave(block, 0).squeeze(-1)
-
-    temperatures = each(info.temperatures)
-    assert temperatures is not None
-    probs = torch.softmax(logits.float() / temperatures[:, None], -1)
+    temperatures, seeds = info.temperatures.view(-1)[of], info.sampling_seed
     tokens: Tensor = top_k_top_p_min_p_sampling_from_probs_torch(
-        probs,
-        each(info.top_ks),
-        each(info.top_ps),
-        each(info.min_ps),
+        torch.softmax(logits.float() / temperatures[:, None], -1),
+        info.top_ks[of],
+        info.top_ps[of],
+        info.min_ps[of],
         info.need_min_p_sampling,
-        each(info.sampling_seed),
-        positions.reshape(-1),
+        None if seeds is None else seeds[of],
+        positions,
     )
     return tokens.long()

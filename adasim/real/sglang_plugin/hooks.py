@@ -51,8 +51,8 @@ def _refresh(result: Any, updater: Any, *args: Any) -> None:
 def _use_policy(scheduler: Any, settings: str) -> None:
     """``engine.collective_rpc("adasim_policy", settings=...)``: decide by another policy from the next round on.
 
-    Args: settings: the JSON of ``Settings``; its cost and ``kept_rounds`` stay as they were at the start.
+    Args: settings: the JSON of ``Settings`` with a policy alone; the rest stays as it was at the start.
     """
-    from adasim.real.sglang_plugin.settings import parse_settings
+    from adasim.real.sglang_plugin.settings import parse_policy
 
-    scheduler.draft_worker.decider.use(parse_settings(settings, "adasim_policy").policy)
+    scheduler.draft_worker.decider.use(parse_policy(settings, "adasim_policy"))

@@ -75,7 +75,7 @@ def pack(window: Window, blocks: Tensor, lengths: IntArray, sizes: list[int] | N
     packed = BuildRaggedVerifyWindow.execute(
         batch=window.batch,
         layout=layout,
-        draft_block_ids=blocks,
+        draft_block_ids=blocks[:, :-1],  # read for its anchors only, at the stride of ``draft_tokens``
         draft_tokens=blocks[:, 1:],
         bs=n,
         device=window.runner.device,

@@ -1,17 +1,24 @@
-"""What SGLang's plugin entry point calls, in every process of a server. Costs nothing unless ADAFLASH is asked for."""
+"""What SGLang's plugin entry point calls, in every process of a server, whether ADAFLASH is asked for or not."""
 
-from adasim.real.sglang_plugin import cpu
+from adasim.real.sglang_plugin import contract, cpu
 
 
 def register() -> None:
     """Register the algorithm ADAFLASH, and the CPU's hooks where the environment asks for them.
 
-    SGLang logs a plugin's error and goes on. So nothing that can fail is done here: versions, arguments and settings are
-    checked when the algorithm is chosen, where an error ends the start. An SGLang too different even for this leaves
-    ADAFLASH unknown, which ends the start as well.
-    """
-    if cpu.asked_for():
-        cpu.install()
-    from adasim.real.sglang_plugin.algorithm import register as register_algorithm
+    SGLang logs a plugin's error and goes on. So versions, arguments and settings are checked when the algorithm is
+    chosen, where an error ends the start. An SGLang too different even for this leaves ADAFLASH unknown, which ends the
+    start as well; the log has the reason.
 
-    register_algorithm()
+    Raises:
+        InputError: this SGLang cannot be registered with: both versions, and what differs.
+    """
+    try:
+        if cpu.asked_for():
+            cpu.install()
+        from adasim.real.sglang_plugin.algorithm import register as register_algorithm
+
+        register_algorithm()
+    except Exception:
+        contract.check()
+        raise

@@ -30,24 +30,16 @@ class RoundLog:
     """A ring of the last ``size`` rounds, and the names that SGLang gave their requests."""
 
     def __init__(self, size: int) -> None:
-        self._rounds: deque[Round] = deque(maxlen=size)
-        self._names: dict[int, str] = {}
+        self._rounds: deque[tuple[Round, list[str]]] = deque(maxlen=size)
 
     def append(self, record: Round, names: list[str]) -> None:
         """One more; the oldest leaves when the ring is full."""
-        if not self._rounds.maxlen:
-            return
-        self._rounds.append(record)
-        self._names.update(zip(record.requests, names, strict=True))
-        if len(self._names) > 2 * self._rounds.maxlen:
-            seen = {i for r in self._rounds for i in r.requests}
-            self._names = {i: name for i, name in self._names.items() if i in seen}
+        self._rounds.append((record, names))
 
     def dump(self) -> dict[str, Any]:
         """Everything kept, as plain lists: ``fields`` once, ``rounds`` row by row, ``requests`` number -> name.
 
         A reader that polls tells by ``step``, which has no gaps, whether it missed rounds.
         """
-        seen = {i for r in self._rounds for i in r.requests}
-        names = {str(i): name for i, name in self._names.items() if i in seen}
-        return {"fields": list(Round._fields), "rounds": [list(r) for r in self._rounds], "requests": names}
+        names = {str(i): name for r, names in self._rounds for i, name in zip(r.requests, names, strict=True)}
+        return {"fields": list(Round._fields), "rounds": [list(r) for r, _ in self._rounds], "requests": names}

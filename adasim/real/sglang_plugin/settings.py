@@ -10,6 +10,7 @@ from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.explain import explain
 from adasim.policies import AnyPolicy
+from adasim.policies.base import Policy
 from adasim.policies.scheduler import AnyScheduler, Fcfs
 from adasim.types import Component
 
@@ -24,13 +25,13 @@ class Settings(Component):
         policy: any of ``adasim list``, by kind and fields.
         scheduler: who is admitted. SGLang's own scheduler admits, by ``--schedule-policy``: only ``fcfs`` is taken.
         cost: what the policy may know of time; null = policies that ask for it are refused.
-        kept_rounds: rounds whose records are kept to be read from outside; 0 = none.
+        kept_rounds: rounds whose records are kept to be read from outside, all at every read; 0 = none.
     """
 
     policy: AnyPolicy
     scheduler: AnyScheduler = Fcfs()
     cost: AnyCost | None = None
-    kept_rounds: int = Field(default=4096, ge=0)
+    kept_rounds: int = Field(default=256, ge=0)
 
     @model_validator(mode="after")
     def _admits(self) -> Self:
@@ -58,6 +59,19 @@ def read_settings(draft: str | None) -> Settings:
         where = f"{VARIABLE}: {path}" if given else f"ADAFLASH: {VARIABLE} is not set, and {path}"
         raise InputError(f'{where} is not there; a policy looks like {{"policy": {{"kind": "head"}}}}')
     return parse_settings(path.read_text(), str(path))
+
+
+def parse_policy(text: str, where: str) -> Policy:
+    """The policy alone, for a server that runs: what else settings hold stays as it was at the start.
+
+    Raises:
+        InputError: every problem, with its place; what cannot be changed is one.
+    """
+    given = parse_settings(text, where)
+    fixed = sorted(given.model_fields_set - {"policy"})
+    if fixed:
+        raise InputError(*(f"{where}: {name} stays as it was at the start; allowed: policy" for name in fixed))
+    return given.policy
 
 
 def parse_settings(text: str, where: str) -> Settings:

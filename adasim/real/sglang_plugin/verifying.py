@@ -21,13 +21,16 @@ def verify(worker: Any, window: Window, candidates: Tensor, verify_lens: IntArra
         block's length; penalties, biases and the like are applied.
     """
     batch, block = window.batch, candidates.shape[1]
-    packed = pack(window, candidates, verify_lens, graph_sizes(window.runner))
+    sizes = graph_sizes(window.runner)
+    packed = pack(window, candidates, verify_lens, sizes)
+    eager = packed.layout is not None and sizes is None  # graphs of whole blocks go by width alone: they must not fit
     info = DFlashVerifyInput(
         draft_token=packed.tokens,
         positions=packed.positions,
         draft_token_num=block,
         custom_mask=None,
         capture_hidden_mode=CaptureHiddenMode.FULL,
+        num_tokens_per_req=1 if eager else block,
         ragged_verify_layout=packed.layout,
         live_seq_lens_cpu=batch.seq_lens_cpu,
         kv_loc_plan=window.plan,

@@ -39,25 +39,28 @@ from adasim.types import EngineCaps, IntArray
 class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
     """Lengths by a policy of adasim, through the PolicyDriver that the simulator and the torch engine use.
 
-    On CUDA, where it has not run yet: the base class's draft graph serves rounds of whole blocks; length head and draft
-    head run beside it. SGLANG_RAGGED_VERIFY_MODE=compact gives verification graphs by tokens; without, rounds that verify
-    everything use the graphs of whole blocks and the others are eager. Once a round the host waits for the drafts.
+    On CUDA, where it has not run yet: the base class's draft graph serves rounds of whole blocks, others are drafted
+    eagerly; length head and draft head run beside it. Verification has graphs by tokens, which need
+    SGLANG_RAGGED_VERIFY_MODE=compact. Once a round the host waits for the drafts.
     """
 
     def __init__(self, server_args: Any, gpu_id: int, nccl_port: int, target_worker: Any) -> None:
         super().__init__(server_args, gpu_id, nccl_port, target_worker)
         if self._is_domino or self.selector is not None or self.lilicorr is not None:
             raise InputError("ADAFLASH: the draft checkpoint has a head of its own; allowed: plain DFlash and AdaFlash")
-        folder = server_args.speculative_draft_model_path
-        self.settings = read_settings(folder)
+        self._folder = Path(server_args.speculative_draft_model_path)
+        self.settings = read_settings(str(self._folder))
         self._group = get_dp_tp_group()
-        self._draft_head = _draft_head(self.model_runner.model, self._group, Path(folder))
+        self._draft_head = self._make_draft_head()
 
     def init_cuda_graphs(self) -> None:
         """Capture what the base class captures; then the engine's limits are known, and the policy starts."""
         super().init_cuda_graphs()
         if self._need_mamba_verify_commit:
             raise InputError("ADAFLASH: targets with recurrent layers cannot be verified at ragged lengths")
+        attention = self.model_runner.attn_backend
+        if self.device != "cpu" and not attention.supports_ragged_verify_graph:
+            raise InputError(f"ADAFLASH: {type(attention).__name__} cannot verify this target's blocks at ragged lengths")
         self.decider = Decider(self.settings.policy, self.caps(), RoundLog(self.settings.kept_rounds))
 
     def caps(self) -> EngineCaps:
@@ -97,7 +100,10 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         self.decider.forget(rid)
 
     def refresh_after_reload(self) -> None:
-        """New draft weights are in: make anew what was derived from them. SGLang's fused KV helper copies K/V weights."""
+        """New weights are in: make anew what holds copies of old ones, of the target's head or (SGLang's fused KV helper)
+        of the drafter's K and V.
+        """
+        self._draft_head = self._make_draft_head()
         if self._use_fused_kv_materialize:
             self._init_fused_kv_helper()
 
@@ -110,7 +116,6 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
     def _round(self, window: Window, on_publish: Any, grammar_barrier: Any) -> Any:
         """Draft, choose lengths, verify, accept."""
         batch, prefix, info = window.batch, window.batch.seq_lens, window.batch.sampling_info
-        n, block = window.positions.shape
         draft_input = batch.spec_info  # verification replaces it
         contexts = (prefix + 1).tolist()  # the anchor is known and has no KV yet
         draft_lens = self._first_rank(lambda: self.decider.draft_lens([r.rid for r in batch.reqs], contexts))
@@ -127,7 +132,7 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
             )
             if mask is not None:
                 mask.apply(logits)
-        target = draw(output.next_token_logits, info, window.positions).view(n, block)
+        target = draw(output.next_token_logits, info, window.positions, verify_lens)
         greedy = info is None or info.is_all_greedy
         self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, target)
         accepted = accept(candidates, target, lengths)
@@ -146,7 +151,7 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
             cap_lens=lengths.to(torch.int32),
             can_run_cuda_graph=ran_graph,
             next_draft_input=self._make_next_draft_input_decode(bonus_tokens=accepted.token, new_seq_lens=new_lens),
-            speculative_num_draft_tokens=block,
+            speculative_num_draft_tokens=window.positions.shape[1],
             new_seq_lens=new_lens,
         )
 
@@ -161,27 +166,26 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
             commit_lens=commit_lens,
         )
 
+    def _make_draft_head(self) -> DraftHead:
+        """The target's head for drafting, over the checkpoint's draft vocabulary."""
+        head = unwrap_lora_layer(getattr(self.model_runner.model, "lm_head", None))
+        weight: Any = getattr(head, "weight", None)
+        if not is_dense_head_weight(weight):
+            raise InputError("ADAFLASH: the target's head must be dense; allowed: fp16, bf16 or fp32")
+        shard = getattr(head, "shard_indices", None)
+        if shard is not None:
+            weight = weight[: int(shard.num_org_elements)]
+        ids = self._folder / "draft_vocab.npy"
+        vocab = torch.from_numpy(np.load(ids).astype(np.int64)).to(weight.device) if ids.is_file() else None
+        gather = None if self._group.world_size == 1 else lambda x: self._group.all_gather(x, dim=-1)
+        return DraftHead(weight, 0 if shard is None else int(shard.org_vocab_start_index), vocab, gather)
+
     def _first_rank(self, decide: Callable[[], IntArray]) -> IntArray:
         """What rank 0 decides, on every rank: the policy's state and its clock live there only."""
         answer = decide() if self._group.rank_in_group == 0 else np.empty(0, np.int64)
         if self._group.world_size == 1:
             return answer
         return np.array(self._group.broadcast_object(answer.tolist(), src=0), dtype=np.int64)
-
-
-def _draft_head(target: Any, group: Any, folder: Path) -> DraftHead:
-    """The target's head for drafting, over the checkpoint's draft vocabulary."""
-    head = unwrap_lora_layer(getattr(target, "lm_head", None))
-    weight: Any = getattr(head, "weight", None)
-    if not is_dense_head_weight(weight):
-        raise InputError("ADAFLASH: the target's head must be dense; allowed: fp16, bf16 or fp32")
-    shard = getattr(head, "shard_indices", None)
-    if shard is not None:
-        weight = weight[: int(shard.num_org_elements)]
-    ids = folder / "draft_vocab.npy"
-    vocab = torch.from_numpy(np.load(ids).astype(np.int64)).to(weight.device) if ids.is_file() else None
-    gather = None if group.world_size == 1 else lambda x: group.all_gather(x, dim=-1)
-    return DraftHead(weight, 0 if shard is None else int(shard.org_vocab_start_index), vocab, gather)
 
 
 def _report(batch: Any, draft_input: Any, output: Any, tokens: Tensor, commit_lens: Tensor) -> None:
