@@ -275,6 +275,22 @@ def test_a_failed_run_ends_with_its_own_code(
     assert "it broke" in (tmp_path / "out" / "report.md").read_text()
 
 
+def test_references_that_no_manifest_lists_yet_are_found(
+    ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """While a measurement runs, its manifest is as old as its beginning."""
+    folder, arguments, _ = ran
+    copy = shutil.copytree(folder / "out", tmp_path / "copy")
+    manifest = json.loads((copy / "manifest.json").read_text())
+    trials = [row for row in manifest["trials"] if "repeat" not in row]
+    assert len(trials) == 8
+    (copy / "manifest.json").write_text(json.dumps(manifest | {"trials": trials}))
+    for source, out in ((folder / "out", "one"), (copy, "other")):
+        assert adasim(*arguments[:4], "--records", source, "--out", tmp_path / out) == 0
+    one, other = (pd.read_csv(tmp_path / out / "tables" / "cells.csv").sort_values("cell") for out in ("one", "other"))
+    pd.testing.assert_frame_equal(one.reset_index(drop=True), other.reset_index(drop=True))
+
+
 def test_the_floor_compares_what_both_hold(ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One seed of head is gone: only the other counts, and the cells are no further apart."""
     folder, _, _ = ran

@@ -160,7 +160,7 @@ def _progress(*, quiet: bool) -> Callable[[str, int], Callable[[], None]]:
 def _story(plan: "Plan", profile: "Profile", runs: "Sequence[Run]", left: int, notes: list[str]) -> "Story":
     from adasim.story import tell
 
-    policies = sum(r.trial.repeat is None for r in runs)
+    policies = sum(not r.is_reference for r in runs)
     models = [f"{r.trial.policy}: {note}" for r in runs for note in r.notes]
     story = tell(plan, policies, [*plan.notes, *notes, *dict.fromkeys(models)])
     facts = profile.provenance

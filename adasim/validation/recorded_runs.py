@@ -42,9 +42,28 @@ def runs_recorded(folder: Path, plan: Plan, known: Collection[str] = ()) -> list
         run = Run.read(replace(trial, repeat=row.get("repeat")), place)
         problems |= {line: run.name for line in differences(run.config, trial) if line not in problems}
         found.append(_believing(run))
+    listed = {row["key"] for row in manifest["trials"]} | set(known)
+    found += _references(folder, [t for t in plan.trials if t.repeat is None], listed)
     if problems:
         raise InputError(*(f"{folder}: was made with {line}" + f" ({at})" * bool(at) for line, at in problems.items()))
     return sorted(found, key=lambda run: 0.0 if np.isnan(run.at_s) else run.at_s)
+
+
+def _references(folder: Path, trials: Sequence[Trial], listed: Collection[str]) -> list[Run]:
+    """Plain decoding that a measurement made since it last wrote its manifest: how often it does is not known before."""
+    found = []
+    for path in (folder / TRIALS).glob("[!.]*/trial.json"):
+        if path.parent.name not in listed and (trial := _ran(json.loads(path.read_text()), trials)) is not None:
+            run = Run.read(replace(trial, repeat=len(listed) + len(found)), path.parent)
+            if run.is_reference and not differences(run.config, trial):
+                found.append(run)
+    return found
+
+
+def _ran(facts: Mapping[str, Any], trials: Iterable[Trial]) -> Trial | None:
+    """Which of some trials a trial.json is about, by policy, point and seed."""
+    ran = facts["metrics"].items()
+    return next((t for t in trials if {"policy": t.policy, "seed": t.seed, **t.point}.items() <= ran), None)
 
 
 def strangers(out: Path, kept: Iterable[str], blocks: Sequence[Block]) -> tuple[int, int]:
@@ -59,13 +78,7 @@ def strangers(out: Path, kept: Iterable[str], blocks: Sequence[Block]) -> tuple[
     believed, others = 0, 0
     for key in set(kept) - {t.key for t in trials}:
         facts = json.loads((out / TRIALS / key / "trial.json").read_text())
-        ran = facts["metrics"]
-        same = (
-            t
-            for t in trials
-            if t.repeat is None and {"policy": t.policy, "seed": t.seed, **t.point}.items() <= ran.items()
-        )
-        trial = next(same, None)
+        trial = _ran(facts, (t for t in trials if t.repeat is None))
         asks = trial is not None and "cost" in trial.scenario().policies[0].needs
         if trial is not None and asks and not differences(facts.get("config"), trial):
             believed += 1
