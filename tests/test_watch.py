@@ -10,7 +10,6 @@ import yaml
 
 from adasim.calibrate import calibrate, write
 from adasim.calibration.alarm import Alarm
-from adasim.cli import main
 from adasim.recorded import load
 from adasim.tolerances import Validation
 from adasim.validation.run import Run
@@ -18,6 +17,7 @@ from adasim.validation.twin import Twin
 from adasim.validation.watch import Cusum, Moved, Watcher, _simulated, in_words
 from tests.build import closed, config
 from tests.recordings import ENGINE, record
+from tests.test_cli import adasim
 from tests.validating import acceptance, measured, plan, profile, raw
 
 MIXED = {"kind": "closed", "concurrency": 4, "requests": 32, "domains": {"code": 1.0, "chat": 1.0}}
@@ -100,7 +100,7 @@ def test_what_a_profile_was_calibrated_on_has_not_moved(tmp_path: Path, capsys: 
     write(calibrate(load(folder), "mine"), tmp_path / "mine.yaml")
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(config(**fields)))
     scenario, knows = (str(tmp_path / name) for name in ("s.yaml", "mine.yaml"))
-    main(["validate", scenario, "--profile", knows, "--watch", str(folder), "--once"])
+    assert adasim("validate", scenario, "--profile", knows, "--watch", folder, "--once") == 0
     assert "nothing moved in 12 runs" in " ".join(capsys.readouterr().out.split())
 
 
