@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from adasim.calibration.cost import TableCost
 from adasim.calibration.estimate.cost import fit_cost, join_cost, left_out, parts_of
+from adasim.calibration.estimate.draft import fit_draft
 from adasim.calibration.estimate.part import FittedPart, interval
 from adasim.calibration.estimate.prefill import fit_prefill
 from adasim.calibration.estimate.recording import RecordedTrial, Recording
 from adasim.calibration.estimate.regression import fit, independent
-from adasim.calibration.estimate.steps import blocks, machine_speed, pauses, rounds_table
+from adasim.calibration.estimate.steps import Speed, blocks, machine_speed, pauses, rounds_table
 from adasim.calibration.estimate.verify import fit_verify
 from adasim.calibration.pass_cost import PassCost, bend
 from adasim.errors import InputError
@@ -150,6 +152,19 @@ def test_a_probes_rounds_pay_for_the_heads_that_they_read(tmp_path: Path) -> Non
     assert set(table["reads"]) == {"", "accept_len"}
     apart = table.groupby([table["batch"], "reads_head"])["overhead_s"].median().unstack().dropna()
     np.testing.assert_allclose(apart[True] - apart[False], 0.7e-3, rtol=1e-6)
+    beside = runs(tmp_path / "beside", COST, policies=[{"kind": "head"}])
+    for trial in beside.trials:  # something else makes drafting cheaper there, which is not the head's doing
+        trial.records.steps["draft_s"] *= 0.9
+    for trial in found.trials:
+        steps = trial.records.steps
+        rounds = steps["decoding"] > 0
+        reads = np.array(trial.reads(int(rounds.sum()))) != ""
+        steps.loc[rounds, "draft_s"] += 1e-3 * reads * (0.3 + 0.05 * steps["decoding"][rounds])
+    trials = [*found.trials, *beside.trials]
+    names = sorted(set(blocks(trials)))
+    usual = Speed(pd.Series(1.0, index=pd.Index(names, name="block")), 0, np.zeros((1, len(names))))
+    heads = fit_draft(trials, speed=usual).extra
+    assert heads == {"head_ms": pytest.approx(0.3, rel=0.02), "head_per_request_ms": pytest.approx(0.05, rel=0.02)}
 
 
 def test_prefills_beside_a_drafter_are_told_from_others(twice: Recording) -> None:
