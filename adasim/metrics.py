@@ -81,7 +81,7 @@ def batches(records: Records, part: Window, slo: Slo | None, count: int = BATCHE
     clock = np.concatenate([[part.start_s], steps["end_s"].to_numpy(dtype=float)])
     seconds = np.diff(np.interp(np.linspace(0, done[-1], count + 1), done, clock))
     ordered = requests.sort_values("arrival_s" if part.by == "arrival" else "finish_s", kind="stable")
-    tpots = np.array_split(tpot_s(ordered).to_numpy(dtype=float), count)
+    tpots = np.array_split(tpot_s(ordered).to_numpy(dtype=np.float64), count)
     found = {
         "output_tok_s": [_ratio(done[-1] / count, s) for s in seconds.tolist()],
         "tpot_p50_ms": [1e3 * percentile(of_part, 50) for of_part in tpots],

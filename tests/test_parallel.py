@@ -377,7 +377,7 @@ def test_batches_of_a_rank_are_checked() -> None:
     """A table up to 8 requests a rank serves 16 on two."""
     points = [{"batch": b, "tokens_per_request": t, "ms": 1.0 + b + t} for b in (1, 8) for t in (1, 16)]
     cost = {"kind": "table", "points": points, "measured_on": {"tp": 2, "dp": 2}}
-    fields = {"backend": ranked(cost=cost, max_running_requests=64)}
+    fields: dict[str, Any] = {"backend": ranked(cost=cost, max_running_requests=64)}
     simulate(OFF, workload=closed(concurrency=16), **fields)
     too_many = scenario(workload=closed(concurrency=18), **fields)
     with pytest.raises(InputError, match="batch 9"):
