@@ -51,8 +51,8 @@ def runs_recorded(folder: Path, plan: Plan, known: Collection[str] = ()) -> list
 
 def _references(folder: Path, trials: Sequence[Trial], listed: Collection[str]) -> list[Run]:
     """Plain decoding that a measurement made since it last wrote its manifest: how often it does is not known before."""
-    found = []
-    for path in (folder / TRIALS).glob("[!.]*/trial.json"):
+    found: list[Run] = []
+    for path in sorted((folder / TRIALS).glob("[!.]*/trial.json")):
         if path.parent.name not in listed and (trial := _ran(json.loads(path.read_text()), trials)) is not None:
             run = Run.read(replace(trial, repeat=len(listed) + len(found)), path.parent)
             if run.is_reference and not differences(run.config, trial):
