@@ -86,6 +86,7 @@ def test_blocks_are_packed_one_behind_the_other(sizes: list[int] | None) -> None
 def test_anchors_and_drafts_have_one_stride(monkeypatch: pytest.MonkeyPatch) -> None:
     """SGLang's kernel reads both at the width of the drafts."""
     import torch
+    from sglang.kernels.ops.speculative.dspark.dspark_verify_window import BuildRaggedVerifyWindow
 
     from adasim.real.sglang_plugin import packing
 
@@ -95,7 +96,11 @@ def test_anchors_and_drafts_have_one_stride(monkeypatch: pytest.MonkeyPatch) -> 
         given.update(arguments)
         return SimpleNamespace(verify_ids=None, positions=None, verify_cache_loc=None, window_index=None)
 
+<<<<<<< HEAD
     monkeypatch.setattr(f"{packing.__name__}.BuildRaggedVerifyWindow.execute", execute)
+=======
+    monkeypatch.setattr(BuildRaggedVerifyWindow, "execute", execute)
+>>>>>>> fix-sgl
     blocks = torch.arange(12).view(3, 4)
     window = packing.Window(SimpleNamespace(), SimpleNamespace(device="cpu"), blocks, blocks, torch.zeros(3), None)
     packing.pack(window, blocks, np.array([2, 4, 1]))
