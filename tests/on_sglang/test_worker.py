@@ -96,11 +96,7 @@ def test_anchors_and_drafts_have_one_stride(monkeypatch: pytest.MonkeyPatch) -> 
         given.update(arguments)
         return SimpleNamespace(verify_ids=None, positions=None, verify_cache_loc=None, window_index=None)
 
-<<<<<<< HEAD
-    monkeypatch.setattr(f"{packing.__name__}.BuildRaggedVerifyWindow.execute", execute)
-=======
     monkeypatch.setattr(BuildRaggedVerifyWindow, "execute", execute)
->>>>>>> fix-sgl
     blocks = torch.arange(12).view(3, 4)
     window = packing.Window(SimpleNamespace(), SimpleNamespace(device="cpu"), blocks, blocks, torch.zeros(3), None)
     packing.pack(window, blocks, np.array([2, 4, 1]))
