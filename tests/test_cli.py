@@ -42,9 +42,12 @@ SHRINK = {
     "smoke": [],
     "dp_attention": [
         *["--set", "sweep.backend.disaggregation.prefill_engines=[0, 2]", "--set", "workload.concurrency=16"],
-        *["--set", "seeds=[0]"],
+        *["--set", "seeds=[0]", "--set", "measure.warmup_requests=32"],
     ],
-    "pd_disaggregation": ["--set", "sweep.workload.rate_rps=[12]", "--set", "workload.requests=40", "--set", "seeds=[0]"],
+    "pd_disaggregation": [
+        *["--set", "sweep.workload.rate_rps=[12]", "--set", "workload.requests=40", "--set", "seeds=[0]"],
+        *["--set", "measure.warmup_requests=10"],
+    ],
     "policy_zoo": [
         *["--set", "sweep.workload.concurrency=[8]", "--set", "workload.requests_per_client=3"],
         *["--set", "seeds=[0]"],
