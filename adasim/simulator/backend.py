@@ -28,14 +28,15 @@ from adasim.serving.admission import Admission
 from adasim.serving.drift import drift_events
 from adasim.serving.kv import KvMemory
 from adasim.serving.lives import RUNNING, Lives
-from adasim.serving.monitor import Finished, Monitor
+from adasim.serving.monitor import Monitor
 from adasim.serving.predictor import LengthPredictor
 from adasim.serving.ranks import Ranks
 from adasim.serving.recorder import Recorder
-from adasim.simulator.engine import Engine, Process
+from adasim.simulator.engine import Engine
 from adasim.simulator.learning import Learning
 from adasim.simulator.lock_step import BalancedRanks, LockStep
 from adasim.simulator.prefill_pool import Disaggregation, PrefillPool
+from adasim.simulator.source import Source
 from adasim.simulator.trainer import Trainer
 from adasim.types import Component, EngineCaps, FloatArray, Request, RoundCost
 from adasim.workload import Closed, Workload
@@ -312,7 +313,7 @@ class SimBackend(Component):
         memory = self._memory(policy.drafter, drafter_loaded=policy.loads_drafter)
         pool = self._pool(env, policy, lives, recorder)
         admission = self._admission(requests, lives, memory, driver.caps, predicted, pool)
-        source = _Source(env, workload, requests, admission)
+        source = Source(env, workload, requests, admission)
         trainer, monitor = None, None
         if isinstance(luck, VersionedLuck) and self.learning is not None:
             tokens = partial(_context_tokens, admission)
@@ -431,52 +432,3 @@ class SimBackend(Component):
 def _context_tokens(admission: Admission | Ranks) -> int:
     """Tokens of all running requests."""
     return int(admission.batch.context.sum())
-
-
-class _Source:
-    """Sends requests to the engine: clients of a closed loop, or arrivals on the clock."""
-
-    def __init__(
-        self, env: simpy.Environment, workload: Workload, requests: Sequence[Request], admission: Admission | Ranks
-    ) -> None:
-        self.env, self.clients, self.admission = env, workload.clients, admission
-        self.requests, self.sent, self.finished = requests, 0, 0
-        self.drain = getattr(workload, "drain", True)
-        self.over = env.event()
-        self.watchers: list[Callable[[Finished], None]] = []
-
-    def start(self, engine: Engine, submit: Callable[[int], None]) -> None:
-        self.engine, self._submit = engine, submit
-        if self.clients is None:
-            self.env.process(self._arrivals())
-        else:
-            for _ in range(self.clients):
-                self._send()
-
-    def on_finish(self, index: int) -> None:
-        self.finished += 1
-        self.admission.lives.draft_version[index] = self.engine.recorder.draft_version
-        for watch in self.watchers:
-            watch(Finished.of(self.admission.lives, index))
-        if self.clients is not None:
-            self._send()
-        if self.finished == len(self.requests):
-            self._end()
-
-    def _send(self) -> None:
-        if self.sent == len(self.requests):
-            return
-        self._submit(self.sent)
-        self.sent += 1
-        if self.sent == len(self.requests) and not self.drain:
-            self._end()
-
-    def _arrivals(self) -> Process:
-        for request in self.requests:
-            if request.arrival_s > self.env.now:
-                yield self.env.timeout(request.arrival_s - self.env.now)
-            self._send()
-
-    def _end(self) -> None:
-        if not self.over.triggered:
-            self.over.succeed()
