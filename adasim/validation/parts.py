@@ -14,7 +14,6 @@ from adasim.calibration.profile import Profile
 
 TIMES = ("verify", "draft", "overhead", "prefill")
 SMALL_S = 1e-7  # a step; what is taken for nothing
-HEADS = {"survival", "accept_len"}  # what a policy needs of a length or confidence head
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ def measured_parts(trial: RecordedTrial, cost: CostModel, profile: Profile) -> P
     pause = pd.Series(pauses(trial), index=steps.index)
     measured["prefill"] += pause.where(alone, 0.0)
     measured["overhead"] += pause.where(~alone, 0.0)
-    loaded, reads = trial.drafter_loaded, bool(getattr(trial.policy, "needs", frozenset()) & HEADS)
+    loaded, reads = trial.drafter_loaded, trial.reads_head
     modelled = step_seconds(steps, cost, reads_head=reads, drafter_loaded=loaded)[list(TIMES)]
     batch, drafts = steps["decoding"], steps["draft_tokens"] > 0
     elsewhere = {
