@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,25 +14,8 @@ from adasim.errors import InputError
 from adasim.identity import EngineIdentity
 from adasim.policies import AnyPolicy
 from adasim.policies.base import Policy
-from adasim.records import (
-    BlockRecord,
-    EventRecord,
-    GapRecord,
-    Records,
-    RequestRecord,
-    RoundRecord,
-    StepRecord,
-    VersionRecord,
-)
+from adasim.records import OPTIONAL, TABLES, Records
 
-TABLES: dict[str, type[NamedTuple]] = {
-    "steps": StepRecord,
-    "requests": RequestRecord,
-    "blocks": BlockRecord,
-    "gaps": GapRecord,
-    "events": EventRecord,
-}
-OPTIONAL: dict[str, type[NamedTuple]] = {"versions": VersionRecord, "rounds": RoundRecord}
 PARTS = ("draft_s", "verify_s", "overhead_s", "prefill_s")
 LONGEST_PAUSE_S, PAUSE_IN_STEPS = 60.0, 100.0  # with requests running; longer: the clock jumped, or the machine slept
 MAX_PROBLEMS = 20
@@ -219,6 +202,7 @@ def read_records(folder: Path) -> Records:
     return Records(
         tables["steps"], tables["requests"], tables["blocks"], tables["gaps"], tables["events"], last_s,
         versions=tables.get("versions"),
+        prefills=tables.get("prefills"),
         rounds=tables.get("rounds"),
     )  # fmt: skip
 

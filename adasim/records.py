@@ -135,6 +135,16 @@ class EventRecord(NamedTuple):
     finished: int = 0  # requests finished before it, where counted
 
 
+TABLES: dict[str, type[NamedTuple]] = {
+    "steps": StepRecord,
+    "requests": RequestRecord,
+    "blocks": BlockRecord,
+    "gaps": GapRecord,
+    "events": EventRecord,
+}
+OPTIONAL: dict[str, type[NamedTuple]] = {"versions": VersionRecord, "prefills": PrefillRecord, "rounds": RoundRecord}
+
+
 @dataclass(slots=True)
 class Records:
     """All tables of one run, and when its source of requests ran dry."""
@@ -152,7 +162,7 @@ class Records:
 
     def write(self, folder: Path) -> None:
         """One Parquet file a table, the same bytes for the same records."""
-        for name in ("steps", "requests", "blocks", "gaps", "events", "versions", "prefills", "rounds"):
+        for name in TABLES | OPTIONAL:
             table = getattr(self, name)
             if table is not None:
                 table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")

@@ -19,7 +19,7 @@ from adasim.simulator.backend import SimBackend
 from adasim.statistics import Interval, ratio_interval
 from adasim.story import design as design_of
 from adasim.tables import Design, paired_gain, summarise, verdict, with_speedup
-from adasim.types import FloatArray
+from adasim.types import HEAD_OUTPUTS, FloatArray
 
 ADJUST = "backend.adjust."
 HOLDS, UNSURE, FLIPS = "holds", "cannot tell", "flips"
@@ -140,7 +140,7 @@ def _idle(plan: Plan, backend: SimBackend) -> dict[str, str]:
         idle |= dict.fromkeys(("acceptance", "correlation", "range_tokens"), "acceptance is a recording")
     elif not luck.correlation:
         idle["range_tokens"] = "acceptance is not correlated"
-    if not any(p.needs & {"survival", "accept_len"} for p in plan.scenario.policies):
+    if not any(p.needs & HEAD_OUTPUTS for p in plan.scenario.policies):
         idle |= dict.fromkeys(("head_noise", "head_bias"), "no policy reads a head")
     return idle
 

@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
+HEAD_OUTPUTS = frozenset({"survival", "accept_len"})  # of what policies may need, that which a head has to compute
 
 
 @lru_cache(maxsize=1024)

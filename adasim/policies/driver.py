@@ -8,7 +8,7 @@ from adasim.errors import InputError, PolicyError
 from adasim.kernels import kernels
 from adasim.policies.base import LengthRule, Policy
 from adasim.policies.needs import check_needs
-from adasim.types import BatchView, DraftView, EngineCaps, IntArray, StepOutcome, constant
+from adasim.types import HEAD_OUTPUTS, BatchView, DraftView, EngineCaps, IntArray, StepOutcome, constant
 
 
 class PolicyDriver:
@@ -40,7 +40,7 @@ class PolicyDriver:
     @property
     def reads_draft(self) -> bool:
         """Whether the round at hand asks a length or confidence head; a probe's rounds differ."""
-        return bool(self.policy.needs & {"survival", "accept_len"})
+        return bool(self.policy.needs & HEAD_OUTPUTS)
 
     def draft_lens(self, batch: BatchView) -> IntArray:
         """Hook 1, before drafting: legal draft lengths [n], 0..max_draft_len."""

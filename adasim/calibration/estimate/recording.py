@@ -9,7 +9,7 @@ import pandas as pd
 
 from adasim.identity import EngineIdentity
 from adasim.records import Records
-from adasim.types import Component
+from adasim.types import HEAD_OUTPUTS, Component
 
 # How a policy's verify lengths came about: the same for all rounds; from what earlier rounds accepted or the load;
 # from a look at the very drafts they cut (longer where more will be accepted: what is cut tells of what was cut off).
@@ -71,7 +71,7 @@ class RecordedTrial:
 
 def _heads(names: Iterable[str]) -> str:
     """Of what a policy needs, that which a length or confidence head has to compute."""
-    return ",".join(sorted(set(names) & {"survival", "accept_len"}))
+    return ",".join(sorted(HEAD_OUTPUTS.intersection(names)))
 
 
 @dataclass(frozen=True, slots=True)
