@@ -21,8 +21,8 @@ METHOD = [
     "How much slower the machine was in one run or stretch of time than in another is told by passes that both made, and "
     "taken out before fitting; without such passes it is unknown, and said to be.",
     "The form of verification (a line in tokens, a knee, lines between measured token counts, a table) is the one with "
-    "the least error on cells left out of its fit (five folds; cells count by the root of their passes); the simplest where "
-    "several are within 5 %.",
+    "the least error on cells left out of its fit (five folds; cells count by the root of their passes); the simplest "
+    "where several are within 5 %.",
     "Acceptance is counted among drafts that were verified behind accepted ones (Kaplan-Meier), of rounds whose length "
     "was not chosen by a look at their drafts. Spread, correlation and range maximise the likelihood of whole sequences "
     "of rounds; what answers a prompt alike counts as one sample.",

@@ -128,7 +128,7 @@ def test_short_answers_are_better_than_settled_rounds(shape: tuple[float, float,
     np.testing.assert_allclose(known.survival(thresholds, K + 1, start_positions), seen, atol=0.005)
     assert seen.sum() > S.sum() + 0.03
     np.testing.assert_allclose(settled(seen, Shape(*shape), start_positions), S, atol=0.006)
-    np.testing.assert_allclose(settled(S, Shape(*shape), 1e6), S, atol=1e-4)  # a long answer is settled
+    np.testing.assert_allclose(settled(S, Shape(*shape), 1e6), S, atol=3e-4)  # a long answer is settled
 
 
 # ---- recovery
