@@ -306,6 +306,11 @@ class TableCost(CostModel):
         ]
         return type(self).model_validate(self.model_dump() | {"verify": None, "points": points})
 
+    @property
+    def batches(self) -> list[float]:
+        """Batches that were measured, rising."""
+        return list(self._grid.axes[0])
+
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """Linear interpolation in each axis."""
         return self._grid.at(batch, tokens / batch if self._per_request else tokens, context)
