@@ -57,7 +57,7 @@ def launch(source: Source, target: str, drafter: str, memory: Needs | None) -> L
         "--speculative-draft-model-path": drafter,
         "--speculative-num-draft-tokens": source.max_draft_len + 1,
         "--max-running-requests": source.max_batch,
-        "--cuda-graph-max-bs": source.max_batch,
+        "--cuda-graph-max-bs-decode": source.max_batch,
     }
     if split and split.tp > 1:
         flags["--tp-size"] = split.tp
