@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adasim import __version__
+from adasim.commands.advise import advise_command
 from adasim.commands.calibration import calibrate_command, profile_command
 from adasim.commands.deploy import deploy_command
 from adasim.commands.export import export_command
@@ -149,6 +150,7 @@ def report_command(scenario: Name, out: Out = None, settings: Settings = None, a
     _show(plan, out, tables, [], as_json=as_json)
 
 
+app.command(name="advise")(advise_command)
 app.command(name="tune")(tune_command)
 app.command(name="sensitivity")(sensitivity_command)
 app.command(name="validate")(validate_command)

@@ -57,7 +57,7 @@ def serving(fake: Fake) -> Iterator[str]:
 
         def do_GET(self) -> None:
             known: dict[str, tuple[str, dict[str, Any]]] = {
-                "/get_model_info": ("sglang", {"model_path": fake.model}),
+                "/model_info": ("sglang", {"model_path": fake.model}),
                 "/v1/models": ("openai", {"data": [{"id": fake.model}]}),
             }
             api, facts = known.get(self.path, ("", {}))

@@ -315,6 +315,11 @@ class TableCost(CostModel):
         return type(self).model_validate(self.model_dump() | {"verify": None, "points": points})
 
     @property
+    def batches(self) -> list[float]:
+        """Batches that were measured, rising."""
+        return list(self._grid.axes[0])
+
+    @property
     def measured(self) -> dict[str, tuple[float, float]]:
         """The ends of the table's axes."""
         axes = zip(self._grid.labels, self._grid.axes, strict=True)

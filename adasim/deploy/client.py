@@ -16,6 +16,11 @@ import httpx2
 from adasim.errors import InputError
 
 Api = Literal["sglang", "openai"]
+KNOWN: tuple[tuple[Api, str], ...] = (
+    ("sglang", "/model_info"),
+    ("sglang", "/get_model_info"),  # of older versions
+    ("openai", "/v1/models"),
+)
 FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, OSError, ValueError)  # of the network, the server, or its JSON
 
 
@@ -79,8 +84,7 @@ def discover(url: str, timeout_s: float) -> Server:
     base = url.rstrip("/").removesuffix("/v1")
     said = []
     with httpx2.Client(timeout=timeout_s) as client:
-        known: tuple[tuple[Api, str], ...] = (("sglang", "/get_model_info"), ("openai", "/v1/models"))
-        for api, path in known:
+        for api, path in KNOWN:
             try:
                 answer = client.get(base + path)
                 answer.raise_for_status()
