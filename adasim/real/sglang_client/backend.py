@@ -189,11 +189,9 @@ class SglangBackend(Component):
         """Refuse what cannot run.
 
         Raises:
-            InputError: a domain has no prompts, or SGLang is not installed.
+            InputError: a domain has no prompts.
         """
         check_domains(workload, self.prompts, self.rows)
-        if self.url is None:
-            python()
 
     def served_requests(self, workload: Workload, seed: int) -> list[Request]:
         """A workload's requests with the lengths of the prompts that they will get."""
@@ -221,7 +219,7 @@ class SglangBackend(Component):
         info = _info(api)
         if lines := differences(self, info):
             raise InputError(*(f"backend.{line}" for line in lines))
-        self._order(api, info, workload, policy)
+        self._order(api, workload, policy)
         collector, before = Collector(api), api.metrics()
         collector.start()
         name = f"adasim-{os.getpid()}-{next(_runs)}-"
@@ -282,20 +280,13 @@ class SglangBackend(Component):
         except (Gone, Refused):
             return None
 
-    def _order(self, api: Api, info: dict[str, Any], workload: Workload, policy: Policy) -> None:
+    def _order(self, api: Api, workload: Workload, policy: Policy) -> None:
         """Have the policy played, and what a measurement needs beside it."""
         together = 0 if self.forced is None else workload.clients or 0
-        asks = self._believed is not None and "cost" in policy.needs
-        cost = self._believed.inline() if isinstance(self._believed, TableCost) else self._believed
-        believed = cost.model_dump(mode="json", exclude_unset=True) if asks and cost is not None else None
-        given = {"kind": policy.kind, **policy.model_dump(mode="json", exclude_unset=True)}
-        play = {
-            "policy": given,
-            "cost": believed,
-            "forced": self.forced and self.forced.model_dump(),
-            "together": together,
-        }
-        api.order(Orders(play=Play.model_validate_json(json.dumps({k: v for k, v in play.items() if v}))))
+        cost = self._believed if "cost" in policy.needs else None
+        cost = cost.inline() if isinstance(cost, TableCost) else cost
+        play = {"policy": policy, "cost": cost, "forced": self.forced, "together": together}
+        api.order(Orders(play=Play.model_validate(play)))
 
     def _asked(self, workload: Workload, seed: int) -> tuple[list[Request], list[list[int]]]:
         if self.forced is not None and self.forced.prompts == "random":

@@ -58,7 +58,7 @@ class Orders(Component):
 
     def name(self) -> str:
         """The name under which ``/set_internal_state`` gets it."""
-        return PREFIX + self.model_dump_json(exclude_unset=True)
+        return PREFIX + self.model_dump_json()
 
 
 def read_orders(name: str) -> Orders:
