@@ -189,15 +189,14 @@ class FakeServer:
         }  # fmt: skip
         return {"output_ids": [0] * r.done, "meta_info": meta}
 
-    def abort(self) -> None:
-        """Everybody."""
+    def abort(self, rid: str) -> None:
+        """One request; what runs ends with its next step."""
         with self.changed:
-            for r in self.waiting:
+            for r in [r for r in (*self.waiting, *self.running) if r.rid == rid]:
                 r.aborted = True
-                r.over.set()
-            self.waiting = []
-            for r in self.running:
-                r.aborted = True
+                if r in self.waiting:
+                    self.waiting.remove(r)
+                    r.over.set()
 
     def obey(self, body: dict[str, Any]) -> list[bool]:
         """``/set_internal_state``."""
@@ -255,7 +254,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/abort_request":
-            self.fake.abort()
+            self.fake.abort(body["rid"])
             self._answer({})
         else:
             self._answer((self.fake.generate if self.path == "/generate" else self.fake.obey)(body))

@@ -188,7 +188,7 @@ def test_a_server_that_others_use_is_refused(target: str) -> None:
             pass
         with pytest.raises(InputError, match="1 requests"):
             attached.run(closed(), Off(), 0)
-        server.abort()
+        server.abort("x")
         busy.join()
 
 

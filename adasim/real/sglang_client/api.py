@@ -113,9 +113,9 @@ class Api:
         answer: dict[str, Any] = self.json("POST", "/generate", body, LONG_S)
         return answer
 
-    def abort_all(self) -> None:
-        """End all requests."""
-        self.text("POST", "/abort_request", {"abort_all": True})
+    def abort(self, name: str) -> None:
+        """End a request."""
+        self.text("POST", "/abort_request", {"rid": name})
 
     def metrics(self) -> str | None:
         """Prometheus text; None = the server keeps none."""

@@ -219,18 +219,18 @@ class SglangBackend(Component):
         info = _info(api)
         if lines := differences(self, info):
             raise InputError(*(f"backend.{line}" for line in lines))
-        self._order(api, workload, policy)
         collector, before = Collector(api), api.metrics()
         collector.start()
         name = f"adasim-{os.getpid()}-{next(_runs)}-"
-        stop = {} if self.ignore_eos else {"stop_token_ids": sorted(self._ends())}
-        shape = {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p, "ignore_eos": self.ignore_eos}
-        sender = Sender(api, requests, prompts, lambda i: f"{name}{i}", shape | stop)
-        began_s = time.monotonic()
-        if workload.clients is not None:
-            traffic = sender.closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
-        else:
-            traffic = sender.open(began_s)
+        sender = Sender(api, requests, prompts, name, self._shape())
+        try:
+            self._order(api, workload, policy)
+            began_s = time.monotonic()
+            traffic = self._send(sender, workload, began_s)
+        except BaseException:  # Ctrl-C: a server that stays must not go on with what nobody waits for
+            sender.abort()
+            collector.finish()
+            raise
         unread = collector.finish()
         replay = self._replay(requests, workload, traffic, collector, began_s, name)
         records = replay.records()
@@ -288,13 +288,20 @@ class SglangBackend(Component):
         play = {"policy": policy, "cost": cost, "forced": self.forced, "together": together}
         api.order(Orders(play=Play.model_validate(play)))
 
+    def _send(self, sender: Sender, workload: Workload, began_s: float) -> Traffic:
+        if workload.clients is None:
+            return sender.open(began_s)
+        return sender.closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
+
+    def _shape(self) -> dict[str, Any]:
+        """SGLang's sampling parameters."""
+        ends = {"ignore_eos": True} if self.ignore_eos else {"stop_token_ids": sorted(chat_encoder(self.target)[1])}
+        return {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p} | ends
+
     def _asked(self, workload: Workload, seed: int) -> tuple[list[Request], list[list[int]]]:
         if self.forced is not None and self.forced.prompts == "random":
             return with_random_tokens(workload, seed, int(_config(self.target_folder())["vocab_size"]))
         return with_texts(workload, seed, self.prompts, self.rows, chat_encoder(self.target)[0])
-
-    def _ends(self) -> frozenset[int]:
-        return chat_encoder(self.target)[1]
 
     def _check_lengths(self, requests: list[Request]) -> None:
         check_context(requests, self.target, int(_config(self.target_folder())["max_position_embeddings"]))

@@ -10,7 +10,8 @@ from adasim.real.sglang_client.api import Api, Gone, Refused
 from adasim.real.sglang_plugin.orders import Orders
 from adasim.real.sglang_plugin.rounds import Entry, Prefill, Round
 
-POLL_S = 5.0  # a read makes the server's scheduler wait for some milliseconds
+POLL_S, FIRST_S = 5.0, 0.5  # between reads at most, before the first: each makes the server wait for some milliseconds
+FULL = 0.25  # of what the server keeps, at most, should be new at a read
 
 
 @dataclass(slots=True)
@@ -64,13 +65,13 @@ class Collector:
         return self._problem
 
     def _poll(self) -> None:
-        while not self._stop.wait(POLL_S):
-            self._read()
-            if self._problem:
-                return
+        wait_s = min(FIRST_S, POLL_S)
+        while not self._stop.wait(wait_s) and not self._problem:
+            if (share := self._read()) > 0:
+                wait_s = min(POLL_S, wait_s * FULL / share)
 
-    def _read(self) -> None:
-        """What is new; the server may forget it then."""
+    def _read(self) -> float:
+        """What is new, which the server may forget then. Returns how much of what it keeps that was."""
         try:
             found = self._look()
             new = sorted(
@@ -78,18 +79,18 @@ class Collector:
                 key=lambda entry: entry.step,
             )
             new = [entry for entry in new if entry.step >= self._next]
-            if not new:
-                return
-            if (missing := new[0].step - self._next) > 0:
-                kept = found["kept_rounds"]
+            kept: int = found["kept_rounds"]
+            if new and (missing := new[0].step - self._next) > 0:
                 self._problem = f"{missing} steps were lost: the server keeps {kept}; raise kept_rounds in its settings"
-                return
-            self.steps += new
-            self.names |= {int(number): name for number, name in found["requests"].items()}
-            self._next = new[-1].step + 1
-            self.api.order(Orders(forget=self._next))
+            elif new:
+                self.steps += new
+                self.names |= {int(number): name for number, name in found["requests"].items()}
+                self._next = new[-1].step + 1
+                self.api.order(Orders(forget=self._next))
+            return len(new) / kept
         except (Gone, Refused, InputError) as error:
             self._problem = str(error)
+        return 0.0
 
     def _look(self) -> dict[str, Any]:
         """What the plugin says; adjusts the clocks."""

@@ -1,7 +1,7 @@
 """Sends a workload to a server, as its clients would."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from threading import Event, Lock, Thread
 from typing import Any
@@ -35,14 +35,14 @@ class Sender:
         api: the server.
         requests: in order of arrival.
         prompts: tokens of each.
-        name: SGLang's id of a request, by index.
+        name: what SGLang's ids of requests begin with; their index follows.
         sampling: SGLang's sampling parameters beside the number of tokens.
     """
 
     api: Api
     requests: Sequence[Request]
     prompts: Sequence[list[int]]
-    name: Callable[[int], str]
+    name: str
     sampling: dict[str, Any]
     traffic: Traffic = field(default_factory=Traffic)
     _next: int = 0
@@ -75,16 +75,23 @@ class Sender:
         _join(threads)
         return self.traffic
 
-    def _end(self, threads: Sequence[Thread]) -> None:
-        """Abort what runs; again, since the last request may still be on its way."""
+    def abort(self) -> None:
+        """Send no more, and end what is under way; requests of others go on."""
         self._ending = True
-        while any(t.is_alive() for t in threads) and not self._stop.is_set():
+        with self._lock:
+            self._next = len(self.requests)
+            under_way = self.traffic.sent_s.keys() - self.traffic.answers.keys()
+        for index in sorted(under_way):
             try:
-                self.api.abort_all()
+                self.api.abort(f"{self.name}{index}")
             except (Gone, Refused) as error:
                 self._lose(str(error))
-            threads[0].join(0.2)
-            time.sleep(0.1)
+
+    def _end(self, threads: Sequence[Thread]) -> None:
+        """Abort what runs; again, since the last request may still be on its way."""
+        while any(t.is_alive() for t in threads) and not self._stop.is_set():
+            self.abort()
+            time.sleep(0.2)
 
     def _client(self) -> None:
         while not self._stop.is_set():
@@ -102,7 +109,7 @@ class Sender:
             if len(self.traffic.sent_s) == len(self.requests):
                 self._sent.set()
         try:
-            answer = self.api.generate(self.name(index), self.prompts[index], shape)
+            answer = self.api.generate(f"{self.name}{index}", self.prompts[index], shape)
         except (Gone, Refused) as error:
             self._lose(str(error))
             return
