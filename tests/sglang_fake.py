@@ -119,12 +119,12 @@ class FakeServer:
     def _engine(self) -> None:
         while not self.dead:
             with self.changed:
-                if self.player.holds(len(self.waiting), idle=not self.running) or not (self.waiting or self.running):
+                if not self.running and (not self.waiting or self.player.holds(len(self.waiting))):
                     self.changed.wait(0.05)
                     continue
                 self.decider.queued = len(self.waiting)
                 self.decider.kv_tokens = sum(r.prompt + r.done for r in self.running)
-                (self._prefill if self.waiting else self._round)()
+                (self._prefill if self.waiting and not self.player.holds(len(self.waiting)) else self._round)()
                 for r in [r for r in self.running if r.done >= r.want or r.aborted]:
                     self._finish(r)
             time.sleep(0)
@@ -132,6 +132,7 @@ class FakeServer:
     def _prefill(self) -> None:
         places = self.backend.max_running_requests - len(self.running)
         new, self.waiting = self.waiting[:places], self.waiting[places:]
+        self.player.let_in(len(self.waiting))
         begin = self.clock.now()
         time.sleep(STEP_S)
         lengths = [r.prompt for r in new]

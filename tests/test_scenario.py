@@ -207,7 +207,7 @@ def test_shipped_scenarios_load(path: Path) -> None:
     if path.stem == "sglang_qwen3_8b":  # its models are the user's to bring; all else in it is sound
         with pytest.raises(InputError) as caught:
             load(str(path))
-        assert {line.split(": ")[0] for line in caught.value.problems} == {"backend.drafter"}
+        assert all("backend.drafter: models/Qwen3-8B-DFlash holds no" in line for line in caught.value.problems)
         return
     p = load(str(path))
     assert p.trials

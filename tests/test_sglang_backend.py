@@ -419,17 +419,19 @@ def test_a_busy_player_changes_no_more_than_the_policy() -> None:
             player.obey(Orders(play=play), 3)
 
 
-def test_those_that_wait_are_gathered_once() -> None:
-    player = Player(Settings(policy=Off(), experiments=True), SimpleNamespace(use=print, believe=print))  # type: ignore[arg-type]
-    assert not player.holds(1, idle=True)
-    player._together, player._gathering = 3, True
-    assert [player.holds(n, idle=True) for n in (0, 1, 2)] == [False, True, True]
-    assert not player.holds(3, idle=True)
-    assert not player.holds(1, idle=True)  # the rest of a burst that did not fit into one step
-    assert not player.holds(0, idle=False)
-    assert not player.holds(1, idle=False)
-    assert not player.holds(0, idle=True)  # all are done
-    assert player.holds(1, idle=True)
+def test_those_that_wait_are_gathered() -> None:
+    decider: Any = SimpleNamespace(
+        driver=SimpleNamespace(policy=Off()), caps=SimpleNamespace(cost=None), use=lambda policy: None,
+        believe=lambda cost: None,
+    )  # fmt: skip
+    player = Player(Settings(policy=Off(), experiments=True), decider)
+    assert not player.holds(1)
+    player.obey(Orders(play=Play(policy=Off(), together=3)), 0)
+    assert [player.holds(n) for n in (0, 1, 2, 3)] == [False, True, True, False]
+    player.let_in(1)
+    assert not player.holds(1)  # the rest of a burst that did not fit into one step
+    player.let_in(0)
+    assert player.holds(1)  # of the next
 
 
 def replay(*entries: Prefill | Round) -> Replay:

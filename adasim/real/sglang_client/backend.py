@@ -224,7 +224,7 @@ class SglangBackend(Component):
         name = f"adasim-{os.getpid()}-{next(_runs)}-"
         sender = Sender(api, requests, prompts, name, self._shape())
         try:
-            self._order(api, workload, policy)
+            self._order(api, workload, requests, policy)
             began_s = time.monotonic()
             traffic = self._send(sender, workload, began_s)
         except BaseException:  # Ctrl-C: a server that stays must not go on with what nobody waits for
@@ -280,13 +280,18 @@ class SglangBackend(Component):
         except (Gone, Refused):
             return None
 
-    def _order(self, api: Api, workload: Workload, policy: Policy) -> None:
+    def _order(self, api: Api, workload: Workload, requests: list[Request], policy: Policy) -> None:
         """Have the policy played, and what a measurement needs beside it."""
-        together = 0 if self.forced is None else workload.clients or 0
         cost = self._believed if "cost" in policy.needs else None
         cost = cost.inline() if isinstance(cost, TableCost) else cost
-        play = {"policy": policy, "cost": cost, "forced": self.forced, "together": together}
+        play = {"policy": policy, "cost": cost, "forced": self.forced, "together": self._together(workload, requests)}
         api.order(Orders(play=Play.model_validate(play)))
+
+    def _together(self, workload: Workload, requests: list[Request]) -> int:
+        """Requests that are to begin in one step: where acceptance is decreed, those that also end in one."""
+        clients = workload.clients or 0
+        alike = len({(r.prompt_len, r.output_len) for r in requests}) == 1 and clients and len(requests) % clients == 0
+        return clients if alike and self.forced is not None and len(self.forced.lengths) == 1 else 0
 
     def _send(self, sender: Sender, workload: Workload, began_s: float) -> Traffic:
         if workload.clients is None:

@@ -36,12 +36,14 @@ def _tell_queue(scheduler: Any, *args: Any, **kwargs: Any) -> None:
 
 def _hold(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
     """Let nobody in while requests are gathered that are to begin together."""
-    idle = running_batch.is_empty() and scheduler.chunked_req is None
-    if scheduler.draft_worker.player.holds(len(scheduler.waiting_queue), idle=idle):
+    player = scheduler.draft_worker.player
+    if player.holds(len(scheduler.waiting_queue)):
         from sglang.srt.managers.schedule_batch import NextBatchPlan
 
         return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
-    return original(scheduler, running_batch)
+    plan = original(scheduler, running_batch)
+    player.let_in(len(scheduler.waiting_queue))
+    return plan
 
 
 def _add_rounds(result: Any, controller: Any, state: dict[str, Any]) -> None:

@@ -25,7 +25,8 @@ class Play(Component):
         policy: decides the lengths.
         cost: what it may know of time; null = what the server was started with.
         forced: accept by decree, for measurements; its prompts are the client's affair.
-        together: while nobody runs, wait for so many requests, so that they begin in one step; 0 = wait for none.
+        together: let so many requests in at once, and nobody while fewer wait; 0 = let everybody in. For equal requests
+            of as many clients, which also end together.
     """
 
     policy: AnyPolicy

@@ -23,7 +23,7 @@ class Player:
         self.refused = ""
         self.forced: Forced | None = None
         self.rng = random.Random(0)
-        self._together, self._gathering = 0, False
+        self._together, self._let_in = 0, False
 
     @property
     def follows(self) -> bool:
@@ -41,15 +41,16 @@ class Player:
         if orders.forget is not None:
             self.decider.log.forget(orders.forget)
 
-    def holds(self, waiting: int, *, idle: bool) -> bool:
-        """Whether those that wait are kept waiting, so that they begin together: until there are enough, then nobody is
-        until all are done.
-        """
+    def holds(self, waiting: int) -> bool:
+        """Whether those that wait are kept waiting, so that they begin together: until there are enough of them."""
         if waiting >= self._together:
-            self._gathering = False
-        elif not waiting and idle:
-            self._gathering = True
-        return self._gathering and waiting > 0
+            self._let_in = True
+        return waiting > 0 and not self._let_in
+
+    def let_in(self, left: int) -> None:
+        """Some were; ``left`` still wait. When nobody does, the next are gathered."""
+        if not left:
+            self._let_in = False
 
     def _play(self, play: Play, busy: int) -> None:
         problems = []
@@ -68,4 +69,4 @@ class Player:
             self.decider.believe(before)
             raise
         self.forced, self.rng = play.forced, random.Random(0)
-        self._together, self._gathering = play.together, play.together > 0
+        self._together, self._let_in = play.together, False
