@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adasim import __version__
+from adasim.commands.advise import advise_command
 from adasim.commands.calibration import calibrate_command, profile_command
+from adasim.commands.export import export_command
 from adasim.commands.imports import import_command
 from adasim.commands.search import sensitivity_command, tune_command
 from adasim.commands.validation import validate_command
@@ -148,12 +150,14 @@ def report_command(scenario: Name, out: Out = None, settings: Settings = None, a
     _show(plan, out, tables, [], as_json=as_json)
 
 
+app.command(name="advise")(advise_command)
 app.command(name="tune")(tune_command)
 app.command(name="sensitivity")(sensitivity_command)
 app.command(name="validate")(validate_command)
 app.command(name="profile")(profile_command)
 app.command(name="calibrate")(calibrate_command)
 app.command(name="import")(import_command)
+app.command(name="export")(export_command)
 
 train_app = typer.Typer(
     no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."

@@ -1,8 +1,10 @@
 """Cost as a formula with a knee: fitted to profiles of real engines."""
 
-from typing import Literal
+from bisect import bisect_left
+from functools import cached_property
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from adasim.calibration.cost import LinearDraft, LinearPrefill, Ms
 from adasim.calibration.fitted import FittedCost
@@ -17,7 +19,8 @@ class PassCost(FittedCost):
 
     The last term is flat while weights are what takes time (tokens well below ``knee_tokens``) and rises in proportion
     beyond; a GPU's knee is at some hundred tokens, a CPU's near one. ``knee_tokens`` 0: it rises from the first token.
-    ``per_context_ms`` is reading a request's keys and values, ``per_attended_ms`` a token's attention to each of them.
+    ``at_tokens_ms``, where given, stands for base and the last term: milliseconds at some numbers of tokens, linear
+    between, and beyond the last as between the last two. ``per_context_ms`` is reading a request's keys and values, ``per_attended_ms`` a token's attention to each of them.
     ``measured_on``: see :class:`~adasim.calibration.cost.TableCost`.
     """
 
@@ -26,6 +29,7 @@ class PassCost(FittedCost):
     base_ms: Ms = 0.0
     per_request_ms: Ms = 0.0
     per_token_ms: Ms = 0.0
+    at_tokens_ms: dict[Annotated[int, Field(ge=1)], Ms] | None = Field(default=None, min_length=2)
     knee_tokens: float = Field(default=0.0, ge=0)
     sharpness: float = Field(default=4.0, ge=1, le=64)
     per_context_ms: Ms = 0.0
@@ -33,14 +37,30 @@ class PassCost(FittedCost):
     draft: LinearDraft = LinearDraft()
     prefill: LinearPrefill = LinearPrefill()
 
+    @model_validator(mode="after")
+    def _one_rise(self) -> Self:
+        if self.at_tokens_ms is not None and (self.base_ms or self.per_token_ms or self.knee_tokens):
+            raise ValueError("base_ms, per_token_ms and knee_tokens have no effect with at_tokens_ms")
+        return self
+
+    @cached_property
+    def _nodes(self) -> tuple[list[int], list[float]]:
+        points = sorted((self.at_tokens_ms or {}).items())
+        return [tokens for tokens, _ in points], [ms for _, ms in points]
+
+    def _rise(self, tokens: int) -> float:
+        """Milliseconds by tokens alone."""
+        if self.at_tokens_ms is None:
+            return self.base_ms + self.per_token_ms * bend(tokens, self.knee_tokens, self.sharpness)
+        at, ms = self._nodes
+        i = min(max(bisect_left(at, tokens), 1), len(at) - 1)
+        share = (tokens - at[i - 1]) / (at[i] - at[i - 1])
+        return max((1 - share) * ms[i - 1] + share * ms[i], 0.0)
+
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """The formula."""
         self._check_range(tokens)
-        ms = (
-            self.base_ms
-            + self.per_request_ms * batch
-            + self.per_token_ms * bend(tokens, self.knee_tokens, self.sharpness)
-        )
+        ms = self._rise(tokens) + self.per_request_ms * batch
         return (ms + context * (self.per_context_ms * batch + self.per_attended_ms * tokens)) / 1e3
 
     def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:

@@ -126,9 +126,14 @@ class Engine:
         admission, batch, start = self.admission, self.batch, self.env.now
         view = self._view()
         draft_lens = self.driver.draft_lens(view) if len(view.request_ids) else view.request_ids
+        labels = self.trainer.labels if self.trainer is not None and self.trainer.shows_whole else None
+        if labels is not None:
+            draft_lens = labels.draw_whole(draft_lens)
         kept = admission.reserve(view.request_ids, draft_lens)
         if admission.evicted:  # memory was short: some went back to the queue
             draft_lens, view = draft_lens[kept], self._view()
+            if labels is not None:
+                labels.keep(kept)
         prefill = batch.chunk(self.chunk) if self.chunk is not None and len(batch.prefilling) else None
         ids = view.request_ids
         n = len(ids)
@@ -139,8 +144,8 @@ class Engine:
 
         run, signal, draft = self._draft(ids, draft_lens)
         verify_lens = self.driver.verify_lens(view, draft)
-        if self.trainer is not None:
-            verify_lens = self.trainer.whole_blocks(verify_lens, draft_lens)
+        if labels is not None:
+            verify_lens = labels.whole_blocks(verify_lens)
         totals = self._kernels.totals(draft_lens, verify_lens, view.context_lens)
         drafts, drafting, longest_draft, verified, longest, context = totals
         verified = verified if self.caps.ragged else n * longest
@@ -165,7 +170,7 @@ class Engine:
         yield self.env.timeout(seconds.total)
 
         if self.recorder.rounds is not None:
-            whole = self.trainer.labels.whole(verify_lens) if self.trainer is not None else None
+            whole = labels.whole if labels is not None else None
             self.recorder.rounds.add(
                 view.step, ids, admission.lives, draft_lens, verify_lens, run, draft.accept_len, whole,
                 self.recorder.draft_version,
