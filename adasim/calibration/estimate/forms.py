@@ -76,9 +76,7 @@ class Form:
 
     def constants(self) -> dict[str, float]:
         """By name, those not used 0."""
-        return dict.fromkeys(self.names, 0.0) | {
-            self.names[i]: float(v) for i, v in zip(self.used, self.found, strict=True)
-        }
+        return dict.fromkeys(self.names, 0.0) | {self.names[i]: float(v) for i, v in zip(self.used, self.found, strict=True)}
 
     def cost(self) -> dict[str, Any]:
         """The fields of a ``PassCost``; what is beside a drafter is left out."""

@@ -157,7 +157,9 @@ def _measured(seen: Seen, told: Told) -> tuple[bool, str]:
     )
 
 
-def _as_seen(seen: Seen, rounds: pd.DataFrame, drawn: FloatArray, requests: int, how: str) -> dict[str, Estimate]:
+def _as_seen(
+    seen: Seen, rounds: pd.DataFrame, drawn: FloatArray, requests: int, how: str
+) -> dict[str, Estimate]:
     """Intervals of a measured head: noise of each domain, what is common to them as factor and as tokens."""
     share, report = rounds["share"].to_numpy(dtype=float), rounds["accept_len"].to_numpy(dtype=float)
     again = np.stack([seen.noises(w * share) for w in drawn])
