@@ -107,6 +107,7 @@ def record_command(
     plan = load(scenario, settings or [])
     if plan.scenario.backend.mark != "measured":
         raise InputError(f"backend: kind {plan.scenario.backend.kind} is a simulation; use adasim run")
+    plan.scenario.backend.identity()  # an engine that is not there is refused before anything is written
     _experiment(plan, out, Local(1), Keep(resume, overwrite, trace), as_json=as_json)
 
 

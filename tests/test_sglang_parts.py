@@ -117,7 +117,7 @@ def test_late_feedback_goes_to_the_policy_that_decided() -> None:
     for run in ([1], [2], [3]):
         decider.accepted(run)
     assert [o.accepted.tolist() for o in HEARD] == [[1], [2]]
-    assert [r[-1] for r in decider.log.dump()["rounds"]] == [[5.2]] * 3
+    assert [Round(*r).accept_lens for r in decider.log.dump()["rounds"]] == [[5.2]] * 3
 
 
 def test_a_refused_policy_leaves_the_old_one() -> None:
@@ -176,7 +176,7 @@ def test_greedy_tokens_are_read_up_to_the_cut() -> None:
 
 
 def test_a_checkpoints_config_says_all_or_is_refused(tmp_path: Path) -> None:
-    from adasim.real.backend import DRAFTERS
+    from adasim.real.asked import DRAFTERS
 
     good = json.loads((DRAFTERS / "smollm2-135m" / "config.json").read_text())
     config = tmp_path / "config.json"
@@ -264,7 +264,7 @@ def test_a_sharded_head_drafts_like_a_whole_one(vocab: list[int] | None) -> None
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    from adasim.real.backend import DRAFTERS
+    from adasim.real.asked import DRAFTERS
 
     served = DRAFTERS / "smollm2-135m"
     assert fitting(served, served).head
@@ -297,7 +297,7 @@ def test_another_head_is_refused_before_anything_is_sent(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    from adasim.real.backend import DRAFTERS
+    from adasim.real.asked import DRAFTERS
 
     served = DRAFTERS / "smollm2-135m"
     for file in served.iterdir():
