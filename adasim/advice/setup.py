@@ -74,7 +74,7 @@ def _schedule(table: pd.DataFrame) -> dict[int, int]:
 
 
 def engine_of(
-    known: Known, traffic: Traffic, file: str, memory: Memory | None, gpus: int, *, extrapolate: bool
+    known: Known, traffic: Traffic, file: str, memory: Memory | None, gpus: int, *, drafter: bool, extrapolate: bool
 ) -> dict[str, Any]:
     """The simulated engine: the data's cost and acceptance, the scenario's limits, the GPUs' memory."""
     cost = known.profile.cost
@@ -88,10 +88,10 @@ def engine_of(
     if isinstance(cost, RooflineCost) and gpus > 1:
         raw.setdefault("parallel", {"tp": gpus})
     if memory is not None and not raw.get("kv", {}).get("blocks") and "memory_fraction" not in raw:
-        if isinstance(cost, RooflineCost):
+        if isinstance(cost, RooflineCost) and drafter:
             raw["memory_fraction"] = memory.fraction
         else:
-            raw["kv"] = raw.get("kv", {}) | {"blocks": blocks(raw, memory, drafter=True)}
+            raw["kv"] = raw.get("kv", {}) | {"blocks": blocks(raw, memory, drafter=drafter)}
     return raw
 
 
