@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from adasim.advice.choice import Crossover, Loop, choose, crossover, half, told
+from adasim.advice.choice import Loop, choose, crossover, half, told
 from adasim.advice.doubt import DRAWS, input_parts, total, validated
 from adasim.advice.known import Known, known_of
 from adasim.advice.memory import Memory, memory_of
@@ -22,7 +22,7 @@ from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.cost import LinearDraft
 from adasim.calibration.formula import FormulaCost
 from adasim.calibration.from_throughput import fit_throughput_table
-from adasim.calibration.survival import Geometric
+from adasim.calibration.survival import AnyCurve, Geometric
 from adasim.calibration.throughput_table import Row
 from adasim.cli import main
 from adasim.errors import InputError
@@ -78,20 +78,20 @@ def profile(tmp_path: Path, name: str = "hand", **changes: Any) -> Path:
     return path
 
 
-def answer(out: Path, *arguments: str | Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def answer(out: Path, *arguments: object, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     capsys.readouterr()
-    assert adasim("advise", *arguments, *SMALL, "--out", out, "--json") == 0
+    assert adasim("advise", *map(str, arguments), *SMALL, "--out", out, "--json") == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
 
 def test_a_known_crossover_is_found_within_its_limits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """25 by hand; found between 16 and 64 on a line. The same call gives the same bytes."""
+    """25 by hand; on a line between 16 (1.067) and 64 (0.896) it is 27.5. The same call gives the same bytes."""
     arguments = [profile(tmp_path), "--max-draft", "1", "--concurrency", "4,16,64", "--usd-per-gpu-hour", "3.6"]
     found = answer(tmp_path / "a", *arguments, "--trainer-gpus", "1", capsys=capsys)
     (crossed,) = found["crossover"]
     assert crossed["low"] < CROSSES < crossed["high"]
-    assert crossed["at"] == pytest.approx(CROSSES, rel=0.12)
+    assert crossed["at"] == pytest.approx(27.5, rel=0.12)
     take = {row["load"]: row["take"] for row in found["choices"]}
     assert (take[4], take[64]) == ("k=1", "off")
     by = {(row["policy"], row["concurrency"]): row for row in found["policies_closed"]}
@@ -127,21 +127,25 @@ def test_a_gain_below_its_error_cannot_be_told(tmp_path: Path, capsys: pytest.Ca
 def test_limits_may_choose_another_policy_than_tokens_per_second(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Three of four requests are code (tau 3.4: 7.9 ms a token), one is chat (tau 1: 27 ms); plain decoding takes 14.
+    """Half of the requests are code (tau 3.82: 7.6 ms a token), half chat (tau 1: 29 ms); plain decoding takes 22.
 
-    Drafting wins tokens per second by 10 %, and misses 17 ms for chat, whatever the length.
+    Three drafts win tokens per second by 20 %, and miss 24 ms for chat, as one draft does (25 ms).
     """
-    curves = {"code": {"kind": "geometric", "alpha": 0.9}, "chat": {"kind": "geometric", "alpha": 0.001}}
-    path = profile(tmp_path, acceptance={"kind": "curves", "curves": curves})
-    arguments = [path, "--max-draft", "3", "--concurrency", "8", "--domain", "code=3", "--domain", "chat=1"]
-    found = answer(tmp_path / "o", *arguments, "--slo-tpot-ms", "17", capsys=capsys)
+    curves = {"code": {"kind": "geometric", "alpha": 0.97}, "chat": {"kind": "geometric", "alpha": 0.001}}
+    cost = {"kind": "formula", "base_ms": 20.0, "per_token_ms": 0.25}
+    cost["draft"] = {"kind": "linear", "base_ms": DRAFT, "autoregressive": True}
+    path = profile(tmp_path, acceptance={"kind": "curves", "curves": curves}, cost=cost)
+    arguments = [path, "--max-draft", "3", "--concurrency", "8", "--domain", "code", "--domain", "chat"]
+    found = answer(tmp_path / "o", *arguments, "--slo-tpot-ms", "24", capsys=capsys)
     by = {row["policy"]: row for row in found["policies_closed"]}
     assert by["k=3"]["output_tok_s"] > 1.02 * by["off"]["output_tok_s"]
     assert by["off"]["slo_met"] == 1
-    assert by["k=3"]["slo_met"] == pytest.approx(0.75, abs=0.12)
+    assert by["k=3"]["slo_met"] == pytest.approx(0.5, abs=0.15)
     (row,) = found["choices"]
-    assert row["best"] == "off"
-    assert any("has the most tokens per second, but only" in line for line in found["answer"])
+    fast = max(by, key=lambda p: by[p]["output_tok_s"])
+    assert by[fast]["goodput_rps"] < by["off"]["goodput_rps"]
+    assert row["best"] != fast
+    assert any(f"{fast} has the most tokens per second, but only" in line for line in found["answer"])
 
 
 def test_what_does_not_fit_is_said_first_and_not_simulated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +191,7 @@ def test_a_scenario_gives_loads_limits_and_lengths(tmp_path: Path, capsys: pytes
     }  # fmt: skip
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(raw))
     capsys.readouterr()
-    arguments = ["--scenario", tmp_path / "mine.yaml", "--max-draft", "1", "--seeds", "3", "--workers", "1"]
+    arguments = ["--scenario", str(tmp_path / "mine.yaml"), "--max-draft", "1", "--seeds", "3", "--workers", "1"]
     assert adasim("advise", profile(tmp_path), *arguments, "--out", tmp_path / "o", "--budget", "20m", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     made = yaml.safe_load((tmp_path / "o" / "closed.yaml").read_text())
@@ -241,7 +245,7 @@ def test_best_lengths_by_hand() -> None:
 
 def test_domains_share_rounds_not_tokens() -> None:
     """tau 1 and 2, half of the tokens each: 1 / (.5 / 1 + .5 / 2) = 4 / 3."""
-    curves = {"a": Geometric(alpha=0.0), "b": Geometric(alpha=0.9999999)}
+    curves: dict[str, AnyCurve] = {"a": Geometric(alpha=0.0), "b": Geometric(alpha=0.9999999)}
     world = World(FormulaCost(base_ms=1), CurveAcceptance(curves=curves), {"a": 1.0, "b": 1.0}, 1, one_pass=False)
     assert world.tau(1.0) == pytest.approx([1.0, 4 / 3], rel=1e-5)
 
@@ -251,8 +255,9 @@ def test_crossovers_by_hand() -> None:
     curve = pd.DataFrame({"load": [1.0, 4.0, 16.0], "speedup": [2.0, 1.0, 0.5]})
     curve["low"], curve["high"] = curve["speedup"] / 1.25, curve["speedup"] * 1.25
     found = crossover(curve)
-    assert found == Crossover(4.0, pytest.approx(2 ** (2 * 0.6 / 0.8)), pytest.approx(2 ** (2 + 2 * 0.25 / 0.625)), 1, 16)
     assert found is not None
+    expected = [4.0, 2 ** (2 * 0.6 / 0.8), 2 ** (2 + 2 * 0.25 / 0.625), 1, 16]
+    assert [found.at, found.low, found.high, found.first, found.last] == pytest.approx(expected)
     assert found.says() == "up to about 4 (2.83 to 6.96)"
     above = crossover(curve.assign(speedup=3.0, low=2.0, high=4.0))
     assert above is not None

@@ -15,7 +15,7 @@ from adasim.calibration.roofline import RooflineCost
 SIMPLE = ("off", "fixed", "schedule", "smartspec", "head", "dspark")  # the simplest first: it is taken when in doubt
 MAX_LENGTHS = 3
 REQUESTS = 200  # of an open loop
-PER_CLIENT, LEAST = 4, 32  # requests of a closed loop: a client, and in all
+PER_CLIENT, LEAST = 6, 40  # requests of a closed loop: a client, and in all
 
 
 def policies_of(known: Known, lengths: pd.DataFrame, loads: Sequence[int], *, drafter: bool) -> list[dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Advice in sentences."""
 
 from math import inf, isnan
+from typing import Any
 
 import pandas as pd
 
@@ -120,8 +121,9 @@ def _bursts(loop: Loop) -> list[str]:
         if "off" not in at.index or at["output_tok_s"].isna().all():
             continue
         best = str(at["output_tok_s"].idxmax()) if loop.kind == "closed" else str(at["tpot_p50_ms"].idxmin())
-        fast, plain = at.loc[best], at.loc["off"]
-        ratio = float(fast.at["itl_p99_ms"]) / float(plain.at["itl_p99_ms"])
+        rows: dict[Any, Any] = at.to_dict("index")
+        fast, plain = rows[best], rows["off"]
+        ratio = float(fast["itl_p99_ms"]) / float(plain["itl_p99_ms"])
         if best == "off" or not ratio > BURST or (worst is not None and ratio <= worst[0]):
             continue
         wins = "tokens per second" if loop.kind == "closed" else "median TPOT"
