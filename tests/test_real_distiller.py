@@ -167,7 +167,7 @@ def test_the_real_trainer_goes_on_from_the_version_it_was_sent_back_to(
         if event["kind"] == "rollback":
             bad.add(used)
         if event["kind"] == "reload":
-            version = distiller.folder.versions.load(event["draft_version"], SHAPE)
+            version = distiller.folder.versions.load(event["draft_version"], trained)
             assert isinstance(version, Version)
             assert version.manifest["parent"] not in bad
         if event["kind"] in ("reload", "rollback"):

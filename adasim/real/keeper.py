@@ -88,7 +88,7 @@ class Keeper:
             if versions.parent(number) in self._bad:
                 self._bad.add(number)
                 self.note("refused", number, 0.0, "it was trained from a version that was rolled back")
-        found, refused = versions.newest([n for n in unseen if n not in self._bad], self.start.shape)
+        found, refused = versions.newest([n for n in unseen if n not in self._bad], self.start)
         for r in refused:
             self.note("refused", r.number, 0.0, r.reason)
         if found is None:
@@ -99,7 +99,7 @@ class Keeper:
 
     def _back(self, worse: Change) -> Move:
         """To the version before: this one accepts less."""
-        good = self.folder.versions.load(self.before, self.start.shape) if self.before else None
+        good = self.folder.versions.load(self.before, self.start) if self.before else None
         told = f"ALARM: version {self.current}: tau {worse.tau:+.3f} ± {worse.half_width:.3f} against the version before"
         if isinstance(good, Version):
             return Move(self.before, good.checkpoint, "rollback", told)

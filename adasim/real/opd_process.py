@@ -72,6 +72,11 @@ class Folder:
         return self.root / "trainer.log"
 
     @property
+    def served(self) -> Path:
+        """What a server in another process says of requests that begin and end: one JSON object a line."""
+        return self.root / "served.jsonl"
+
+    @property
     def settings(self) -> Path:
         """Written last: once it is there, the folder is ready."""
         return self.root / "settings.json"
@@ -161,7 +166,7 @@ def _train(folder: Folder, trainer: OpdTrainer, buffer: int, parent: int) -> int
 def _version(folder: Folder, number: int, base: Checkpoint) -> Checkpoint:
     if number == 0:
         return base
-    found = folder.versions.load(number, base.shape)
+    found = folder.versions.load(number, base)
     if not isinstance(found, Version):
         raise InputError(f"version {number}: {found.reason}")
     return found.checkpoint

@@ -4,12 +4,14 @@ A round passes three times: ``draft_lens``, ``verify_lens``, and, when the host 
 scheduling the third call of a round comes after the first two of the next: feedback is one round late, as it is there.
 """
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
@@ -27,6 +29,8 @@ class _Open:
     draft: DraftView
     verify_lens: IntArray
     drafted_s: float
+    version: int
+    whole: NDArray[np.bool_]
 
 
 class Decider:
@@ -47,6 +51,10 @@ class Decider:
     ) -> None:
         self.caps, self.log, self.clock = caps, log, clock
         self.queued = 0  # requests that wait, as far as the scheduler said
+        self.version = 0  # of the drafter
+        self.full_verify_share = 0.0  # of a round's requests, to show a trainer whole blocks
+        self.whole = np.zeros(0, dtype=bool)  # which of the round's requests do
+        self._rng = random.Random(0)
         self._numbers: dict[str, int] = {}
         self._next_number = self._step = 0
         self._open: deque[_Open] = deque()
@@ -72,14 +80,20 @@ class Decider:
         contexts = np.array(context_lens, dtype=np.int64)
         self._view = BatchView(self._step, self.clock(), self.caps, ids, contexts, self.queued)
         self._step += 1
-        return self.driver.draft_lens(self._view)
+        lengths = self.driver.draft_lens(self._view)
+        drawn = np.array([self.full_verify_share > 0 and self._rng.random() < self.full_verify_share for _ in names])
+        self.whole = drawn & (lengths > 0)  # anew each round, blind to any token
+        return np.where(self.whole, self.caps.max_draft_len, lengths)
 
     def verify_lens(self, draft: DraftView) -> IntArray:
         """Tokens to verify of each request [n], the anchor counted."""
         assert self._view is not None
         drafted_s = self.clock()
         lengths = self.driver.verify_lens(self._view, draft)
-        self._open.append(_Open(self.driver, self._names, self._view, draft, lengths, drafted_s))
+        lengths = np.where(self.whole, draft.draft_lens + 1, lengths)
+        self._open.append(
+            _Open(self.driver, self._names, self._view, draft, lengths, drafted_s, self.version, self.whole)
+        )
         return lengths
 
     def accepted(self, run: Sequence[int]) -> None:
@@ -104,6 +118,7 @@ class Decider:
                 view.step, view.now_s, now, done.drafted_s - view.now_s, now - done.drafted_s, view.queue_depth,
                 view.request_ids.tolist(), view.context_lens.tolist(), done.draft.draft_lens.tolist(),
                 done.verify_lens.tolist(), accepted.tolist(), None if estimates is None else estimates.tolist(),
+                done.version, done.whole.tolist(),
             ),
             done.names,
         )  # fmt: skip

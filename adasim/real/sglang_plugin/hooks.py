@@ -21,6 +21,7 @@ def open_scheduler() -> None:
     HookRegistry.register(f"{parts}{updates}.end_weight_update", _refresh, HookType.AFTER)
     HookRegistry.apply_hooks()
     Scheduler.adasim_policy = _use_policy
+    Scheduler.adasim_opd = _use_tap
 
 
 def _tell_queue(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -30,17 +31,22 @@ def _tell_queue(scheduler: Any, *args: Any, **kwargs: Any) -> None:
 
 def _add_rounds(result: Any, controller: Any, state: dict[str, Any]) -> None:
     """``/server_info`` shows, under ``internal_states[i].adasim``, what ``RoundLog.dump`` gives."""
-    state["adasim"] = controller.scheduler.draft_worker.decider.log.dump()
+    worker = controller.scheduler.draft_worker
+    state["adasim"] = worker.decider.log.dump() | {"opd": None if worker.tap is None else worker.tap.state()}
 
 
 def _refuse_bad_weights(original: Callable[..., Any], updater: Any, request: Any) -> Any:
     """SGLang would let the scheduler die; the draft model checks before it writes, so the old weights go on serving."""
     try:
-        return original(updater, request)
+        answer = original(updater, request)
     except InputError as error:
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
 
         return UpdateWeightsFromTensorReqOutput(success=False, message=str(error))
+    if answer.success and request.selector == "draft":
+        name = request.weight_version or ""
+        updater.draft_worker.decider.version = int(name) if name.isdecimal() else 0
+    return answer
 
 
 def _refresh(result: Any, updater: Any, *args: Any) -> None:
@@ -56,3 +62,13 @@ def _use_policy(scheduler: Any, settings: str) -> None:
     from adasim.real.sglang_plugin.settings import parse_policy
 
     scheduler.draft_worker.decider.use(parse_policy(settings, "adasim_policy"))
+
+
+def _use_tap(scheduler: Any, settings: str) -> None:
+    """``engine.collective_rpc("adasim_opd", settings=...)``: show a trainer something from now on, or nothing any more.
+
+    Args: settings: the JSON of ``ServedOpd``, or ``null``.
+    """
+    from adasim.real.sglang_plugin.settings import parse_opd
+
+    scheduler.draft_worker.show(parse_opd(settings, "adasim_opd"))

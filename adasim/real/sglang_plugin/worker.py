@@ -24,6 +24,7 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from torch import Tensor
 
 from adasim.errors import InputError
+from adasim.real.opd_process import Folder
 from adasim.real.sglang_plugin.accept import accept, committed
 from adasim.real.sglang_plugin.decider import Decider
 from adasim.real.sglang_plugin.draft_head import DraftHead
@@ -31,7 +32,8 @@ from adasim.real.sglang_plugin.drafting import draft
 from adasim.real.sglang_plugin.drawing import draw
 from adasim.real.sglang_plugin.packing import Window, open_window
 from adasim.real.sglang_plugin.rounds import RoundLog
-from adasim.real.sglang_plugin.settings import read_settings
+from adasim.real.sglang_plugin.settings import ServedOpd, read_settings
+from adasim.real.sglang_plugin.tap import Tap
 from adasim.real.sglang_plugin.verifying import graph_sizes, verify
 from adasim.types import EngineCaps, IntArray
 
@@ -52,6 +54,8 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         self.settings = read_settings(str(self._folder))
         self._group = get_dp_tp_group()
         self._draft_head = self._make_draft_head()
+        self.tap: Tap | None = None
+        self._prompt_hidden: Tensor | None = None  # of the prefill that is running [S, taps * D]
 
     def init_cuda_graphs(self) -> None:
         """Capture what the base class captures; then the engine's limits are known, and the policy starts."""
@@ -62,6 +66,17 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         if self.device != "cpu" and not attention.supports_ragged_verify_graph:
             raise InputError(f"ADAFLASH: {type(attention).__name__} cannot verify this target's blocks at ragged lengths")
         self.decider = Decider(self.settings.policy, self.caps(), RoundLog(self.settings.kept_rounds))
+        self.show(self.settings.opd)
+
+    def show(self, opd: ServedOpd | None) -> None:
+        """Show a trainer what verification shows, from the next requests on. None = nobody."""
+        if self._group.rank_in_group:
+            return
+        if self.tap is not None:
+            self.tap.close()
+        wanted = opd if opd is not None and opd.enabled else None
+        self.tap = None if wanted is None else Tap(wanted, Folder(Path(wanted.folder).expanduser()))
+        self.decider.full_verify_share = 0.0 if wanted is None else wanted.full_verify_share
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
@@ -83,7 +98,12 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
     ) -> Any:
         """One step: a round here, everything else in the base class."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
-            return super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+            result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+            hidden, self._prompt_hidden = self._prompt_hidden, None
+            if self.tap is not None and hidden is not None:
+                logits = result.logits_output.next_token_logits
+                self.tap.prefill(batch.reqs, batch.prefix_lens, hidden, batch.extend_lens, logits)
+            return result
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
             raise TypeError(f"ADAFLASH: the running batch carries {type(batch.spec_info).__name__}")
         if self.device != "cpu":  # lengths may come from another stream
@@ -98,6 +118,8 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """The scheduler has let a request go."""
         self.decider.forget(rid)
+        if self.tap is not None:
+            self.tap.finish(rid)
 
     def refresh_after_reload(self) -> None:
         """New weights are in: make anew what holds copies of old ones, of the target's head or (SGLang's fused KV helper)
@@ -143,6 +165,11 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         if on_publish is not None:
             on_publish(new_lens)
         self._absorb(output.hidden_states, window, commit_lens)
+        if self.tap is not None:
+            self.tap.round(
+                [r.rid for r in batch.reqs], np.array(contexts) - 1, verify_lens, self.decider.whole.tolist(),
+                self.decider.version, accepted.run, output.hidden_states, output.next_token_logits,
+            )  # fmt: skip
         output.hidden_states = None
         return GenerationBatchResult(
             logits_output=output,
@@ -165,6 +192,12 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
             positions=window.positions.reshape(-1),
             commit_lens=commit_lens,
         )
+
+    def _append_target_hidden_to_draft_kv_by_loc(self, **what: Any) -> None:
+        """What a prompt's tokens show is needed once more."""
+        super()._append_target_hidden_to_draft_kv_by_loc(**what)
+        if self.tap is not None and what.get("extend_lens") is not None:
+            self._prompt_hidden = what["target_hidden"]
 
     def _make_draft_head(self) -> DraftHead:
         """The target's head for drafting, over the checkpoint's draft vocabulary."""
