@@ -21,7 +21,7 @@ from adasim.real.keeper import Keeper, Move
 from adasim.real.opd_process import COMMAND, Folder
 from adasim.real.sampling import Sampling
 from adasim.real.sglang_plugin.link import Link, Served
-from adasim.real.sglang_plugin.reload import swap
+from adasim.real.sglang_plugin.reload import fitting, swap
 from adasim.real.sglang_plugin.settings import ServedOpd
 from adasim.real.trainer_process import TrainerProcess
 from adasim.real.weights import load_rows, model_dir
@@ -32,9 +32,10 @@ class Distillation:
     """One server's trainer. Enter it, then call ``poll`` now and then, or await ``run``.
 
     Args:
-        link: the server, started with the same ``opd`` in its settings.
+        link: the server, with ``opd`` in its settings.
         domains: names that requests may give (``tap.DOMAIN``); others are ``default``.
         sampling: how clients sample, for who replays the buffers.
+        start: version 0; None = the checkpoint that the server was started with.
         command: what starts the trainer; the folder is appended.
 
     Attributes:
@@ -42,33 +43,42 @@ class Distillation:
         failed: why nothing is loaded any more; serving goes on.
     """
 
+    opd: ServedOpd
+    folder: Folder
+    keeper: Keeper
+    trainer: TrainerProcess
+
     def __init__(
-        self, link: Link, opd: ServedOpd, domains: Sequence[str] = (), sampling: Sampling | None = None,
+        self, link: Link, domains: Sequence[str] = (), sampling: Sampling | None = None, start: Path | None = None,
         command: Sequence[str] = COMMAND,
     ) -> None:  # fmt: skip
-        self.link, self.opd, self.failed = link, opd, ""
+        self.link, self.start, self.command, self.failed = link, start, command, ""
         self.domains = ["default", *(d for d in domains if d != "default")]
         self.sampling = sampling or Sampling()
-        self.folder = Folder(Path(opd.folder).expanduser())
-        self.trainer = TrainerProcess([*command, str(self.folder.root)], self.folder, opd.hang_s)
         self.events: list[EventRecord] = []
-        self._began_s, self._read = time.monotonic(), 0
+        self._began_s, self._read, self._ranks, self._target = time.monotonic(), 0, 1, ""
         self._refused: tuple[int, str] | None = None  # the version that the server last refused, and why
 
     async def __aenter__(self) -> Self:
-        """Serve version 0, the checkpoint that the server was started with, and start the trainer.
+        """Serve version 0 and start the trainer.
 
         Raises:
             InputError: the server or its models cannot be used, or the folder is in use.
         """
-        self.served = await self.link.served()
-        start = await asyncio.to_thread(self._prepare, self.served)
+        served = await self.link.served()
+        if served.opd is None:
+            raise InputError("the server shows a trainer nothing; start it with opd in its settings")
+        self.opd, self._ranks = ServedOpd.model_validate(served.opd), served.ranks
+        self.folder = Folder(Path(self.opd.folder).expanduser())
+        start = await asyncio.to_thread(self._load, served)
         self.keeper = Keeper(self.opd, start, self.folder, self._note, keep=self.opd.keep is not None)
         self._target = await self.link.target_checksum()
-        await self._send(Move(0, start, "reload", ""))
+        problems = await self._send(Move(0, start, "reload", ""))
         await self._check_target()
-        if self.failed:
-            raise InputError(self.failed)
+        if problems or self.failed:
+            raise InputError(problems or self.failed)
+        await asyncio.to_thread(self._prepare, served, start)
+        self.trainer = TrainerProcess([*self.command, str(self.folder.root)], self.folder, self.opd.hang_s)
         self.trainer.__enter__()
         return self
 
@@ -103,13 +113,17 @@ class Distillation:
     async def _send(self, move: Move) -> str:
         """Why the server did not take it; empty when it did."""
         try:
-            return "; ".join(await swap(self.link, move.checkpoint, str(move.number), self.served.ranks))
+            return "; ".join(await swap(self.link, move.checkpoint, str(move.number), self._ranks))
         except InputError as error:
             return str(error)
 
     async def _check_target(self) -> None:
         """Nothing that is sent may touch the target: should it ever, the operator must know, and nothing more is sent."""
-        now = await self.link.target_checksum()
+        try:
+            now = await self.link.target_checksum()
+        except InputError as error:
+            self._note("target_unchecked", self.keeper.current, 0.0, str(error))
+            return
         if now != self._target:
             self.failed = f"the target's weights changed: checksum {self._target} became {now}; restart the server"
             self._note("target_changed", self.keeper.current, 0.0, f"ALARM: {self.failed}")
@@ -124,15 +138,17 @@ class Distillation:
             said.append(f"ALARM: {self.failed}")
         return said
 
-    def _prepare(self, served: Served) -> Checkpoint:
-        """Write the trainer's folder; returns the drafter to begin with."""
+    def _load(self, served: Served) -> Checkpoint:
+        """The drafter to begin with."""
         if self.folder.root.exists() and any(self.folder.root.iterdir()):
             raise InputError(f"opd.folder: {self.folder.root} is not empty; move it away, or name another one")
-        start, target = load_checkpoint(served.drafter), model_dir(served.target)
-        dtype = torch.float32 if served.dtype == "float32" else torch.bfloat16
+        return load_checkpoint(served.drafter) if self.start is None else fitting(self.start, served.drafter)
+
+    def _prepare(self, served: Served, start: Checkpoint) -> None:
+        """Write what the trainer needs; from then on the server writes, too."""
+        target, dtype = model_dir(served.target), torch.float32 if served.dtype == "float32" else torch.bfloat16
         embedding, head = load_rows(target, dtype)
         self.folder.prepare(self.opd, self.sampling, start, embedding, head, str(target), self.domains)
-        return start
 
     def _hear(self) -> None:
         """What the server said of requests since the last look."""

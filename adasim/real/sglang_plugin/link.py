@@ -25,6 +25,7 @@ class Served(NamedTuple):
     drafter: Path
     dtype: str
     ranks: int
+    opd: dict[str, Any] | None  # fields of ``ServedOpd``: what it shows a trainer
 
 
 class Link(ABC):
@@ -77,7 +78,8 @@ class EngineLink(Link):
     async def served(self) -> Served:
         """What the engine was made with."""
         args = self._manager.server_args
-        return Served(args.model_path, Path(args.speculative_draft_model_path), str(args.dtype), args.tp_size)
+        shown = _shown(await self._manager.get_internal_state())
+        return Served(args.model_path, Path(args.speculative_draft_model_path), str(args.dtype), args.tp_size, shown)
 
     async def call(self, action: str, **fields: Any) -> dict[str, Any]:
         """Without HTTP."""
@@ -115,7 +117,8 @@ class HttpLink(Link):
         draft = args.get("speculative_draft_model_path")
         if not draft:
             raise InputError(f"{self.url}: the server runs without a drafter")
-        return Served(args["model_path"], Path(draft), str(args["dtype"]), int(args["tp_size"]))
+        shown = _shown(args.get("internal_states") or [])
+        return Served(args["model_path"], Path(draft), str(args["dtype"]), int(args["tp_size"]), shown)
 
     async def call(self, action: str, **fields: Any) -> dict[str, Any]:
         """A POST; bytes go as base64."""
@@ -150,3 +153,9 @@ class HttpLink(Link):
 
 def _answer(said: dict[str, Any]) -> Answer:
     return bool(said.get("success")), str(said.get("message", said))
+
+
+def _shown(states: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """What a trainer is shown, by the server's internal states."""
+    tap = next((s["adasim"].get("opd") for s in states if "adasim" in s), None)
+    return None if tap is None else dict(tap["settings"])

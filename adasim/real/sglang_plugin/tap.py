@@ -10,6 +10,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +19,9 @@ from torch import Tensor
 
 from adasim.real.collect import Collector, Shown
 from adasim.real.features import bits, likeliest
-from adasim.real.opd import Opd
 from adasim.real.opd_process import Folder
 from adasim.real.samples import ReplayBuffer, Round, Sample
+from adasim.real.sglang_plugin.settings import ServedOpd
 from adasim.real.shards import token_type
 from adasim.types import IntArray
 
@@ -53,12 +54,12 @@ class Tap:
     """Follows requests by SGLang's names.
 
     Args:
-        opd: how much is kept of a request, and of how many.
-        folder: where buffers go once somebody has prepared it; until then the newest samples wait in memory.
+        opd: how much is kept of a request, and of how many; the folder where buffers go once somebody has prepared it:
+            until then the newest samples wait in memory.
     """
 
-    def __init__(self, opd: Opd, folder: Folder) -> None:
-        self.folder, self.keep = folder, opd.keep is not None
+    def __init__(self, opd: ServedOpd) -> None:
+        self.opd, self.folder = opd, Folder(Path(opd.folder).expanduser())
         self.buffer = ReplayBuffer(opd.buffer)
         self.failed = ""
         self.untapped = 0  # requests that were left out because the thread lagged
@@ -110,6 +111,7 @@ class Tap:
     def state(self) -> dict[str, Any]:
         """How it does."""
         return {
+            "settings": self.opd.model_dump(mode="json"),
             "sent": self.sent,
             "waiting": self.buffer.fresh,
             "dropped": self.buffer.dropped,
@@ -205,7 +207,7 @@ class Tap:
     def _hand_over(self) -> None:
         """A full buffer goes to a trainer that has done the last one."""
         if self.buffer.full and self._prepared() and self.folder.trained(self.sent):
-            self.folder.send(self.sent + 1, self.buffer.take(), keep=self.keep)
+            self.folder.send(self.sent + 1, self.buffer.take(), keep=self.opd.keep is not None)
             self.sent += 1
 
     def _run(self) -> None:

@@ -24,7 +24,6 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from torch import Tensor
 
 from adasim.errors import InputError
-from adasim.real.opd_process import Folder
 from adasim.real.sglang_plugin.accept import accept, committed
 from adasim.real.sglang_plugin.decider import Decider
 from adasim.real.sglang_plugin.draft_head import DraftHead
@@ -69,13 +68,22 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         self.show(self.settings.opd)
 
     def show(self, opd: ServedOpd | None) -> None:
-        """Show a trainer what verification shows, from the next requests on. None = nobody."""
+        """Show a trainer what verification shows, from the next requests on. None = nobody.
+
+        Raises:
+            InputError: this server cannot show what is asked for.
+        """
+        wanted = opd if opd is not None and opd.enabled else None
+        if wanted is not None and wanted.teacher == "rerun" and not self.server_args.disable_radix_cache:
+            raise InputError(
+                "opd.teacher: rerun needs whole texts, and prompts from the prefix cache show no beginning; "
+                "allowed: none, or start the server with --disable-radix-cache"
+            )
         if self._group.rank_in_group:
             return
         if self.tap is not None:
             self.tap.close()
-        wanted = opd if opd is not None and opd.enabled else None
-        self.tap = None if wanted is None else Tap(wanted, Folder(Path(wanted.folder).expanduser()))
+        self.tap = None if wanted is None else Tap(wanted)
         self.decider.full_verify_share = 0.0 if wanted is None else wanted.full_verify_share
 
     def caps(self) -> EngineCaps:
