@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -35,7 +36,7 @@ SWAP = [
     "end_weight_update",
     "continue_generation",
 ]
-IDLE = ("python3", "-c", "import sys; sys.stdin.read()")
+IDLE = (sys.executable, "-c", "import sys; sys.stdin.read()")
 
 
 class Server(Link):
@@ -58,13 +59,13 @@ class Server(Link):
     async def served(self) -> Served:
         return self.says
 
-    async def call(self, action: str, **fields: Any) -> dict[str, Any]:
-        self.calls.append(action)
-        if action in self.refuses:
-            return {"success": False, "message": self.refuses[action]}
-        if action == "update_weights_from_tensor":
+    async def call(self, endpoint: str, /, **fields: Any) -> dict[str, Any]:
+        self.calls.append(endpoint)
+        if endpoint in self.refuses:
+            return {"success": False, "message": self.refuses[endpoint]}
+        if endpoint == "update_weights_from_tensor":
             self.versions.append(fields["weight_version"])
-        if action == "weights_checker":
+        if endpoint == "weights_checker":
             assert fields == {"action": "checksum", "selector": "target"}
             return {"success": True, "message": "", "ranks": [{"per_gpu_checksum": self.checksum}]}
         return {"success": True, "message": "done"}
@@ -228,7 +229,7 @@ def test_a_dead_trainer_is_reported_once(tmp_path: Path) -> None:
     server = Server(tmp_path)
 
     async def run() -> Distillation:
-        async with Distillation(server, command=("python3", "-c", "raise SystemExit('no memory')")) as at:
+        async with Distillation(server, command=(sys.executable, "-c", "raise SystemExit('no memory')")) as at:
             while not at.events:
                 await at.poll()
             await at.poll()
@@ -269,7 +270,7 @@ def test_a_server_that_cannot_be_trained_is_refused(tmp_path: Path, change: dict
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     server = Server(tmp_path)
     play(server, _nothing)
-    with pytest.raises(InputError, match="opd.folder: .* is not empty; move it away"):
+    with pytest.raises(InputError, match=r"opd.folder: .* is not empty; move it away"):
         play(server, _nothing)
 
 

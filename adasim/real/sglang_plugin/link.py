@@ -36,7 +36,7 @@ class Link(ABC):
         """What it runs."""
 
     @abstractmethod
-    async def call(self, action: str, **fields: Any) -> dict[str, Any]:
+    async def call(self, endpoint: str, /, **fields: Any) -> dict[str, Any]:
         """Do what SGLang's HTTP endpoint of that name does; its answer, with ``success`` and ``message``."""
 
     async def pause(self) -> None:
@@ -81,7 +81,7 @@ class EngineLink(Link):
         shown = _shown(await self._manager.get_internal_state())
         return Served(args.model_path, Path(args.speculative_draft_model_path), str(args.dtype), args.tp_size, shown)
 
-    async def call(self, action: str, **fields: Any) -> dict[str, Any]:
+    async def call(self, endpoint: str, /, **fields: Any) -> dict[str, Any]:
         """Without HTTP."""
         from sglang.srt.managers import io_struct as io
 
@@ -95,7 +95,7 @@ class EngineLink(Link):
             ),
             "end_weight_update": (io.EndWeightUpdateReqInput, self._manager.end_weight_update),
             "weights_checker": (io.CheckWeightsReqInput, self._manager.check_weights),
-        }[action]
+        }[endpoint]
         done, said, ranks, *_ = (*(await method(made(**fields)) or (True, "")), None)
         return {"success": done, "message": said, "ranks": ranks}
 
@@ -120,13 +120,13 @@ class HttpLink(Link):
         shown = _shown(args.get("internal_states") or [])
         return Served(args["model_path"], Path(draft), str(args["dtype"]), int(args["tp_size"]), shown)
 
-    async def call(self, action: str, **fields: Any) -> dict[str, Any]:
+    async def call(self, endpoint: str, /, **fields: Any) -> dict[str, Any]:
         """A POST; bytes go as base64."""
         body = {
             k: [base64.b64encode(part).decode() for part in v] if k == "serialized_named_tensors" else v
             for k, v in fields.items()
         }
-        return await asyncio.to_thread(self._ask, action, body)
+        return await asyncio.to_thread(self._ask, endpoint, body)
 
     def _ask(self, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         """POST a body, or GET where there is none. What the server refuses is an answer."""
