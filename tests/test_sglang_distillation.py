@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from typer.testing import CliRunner
 
 from adasim.calibration.rollback import Rollback
+from adasim.cli import app
 from adasim.errors import InputError
 
 torch = pytest.importorskip("torch")
@@ -359,6 +361,16 @@ def test_over_http_other_answers_are_errors(url: str, answer: tuple[int, str], s
     Front.answers["/server_info"] = answer
     with pytest.raises(InputError, match=says):
         asyncio.run(HttpLink(url).served())
+
+
+def test_the_command_says_why_it_cannot(url: str) -> None:
+    for answer, says in (
+        ((200, '{"model_path": "/t"}'), "runs without a drafter"),
+        ((503, "starting"), "HTTP 503: starting"),
+    ):
+        Front.answers["/server_info"] = answer
+        with pytest.raises(InputError, match=says):
+            CliRunner().invoke(app, ["train", "server", url], catch_exceptions=False)
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:

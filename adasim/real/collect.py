@@ -33,11 +33,7 @@ class _Life:
     ids: list[NDArray[Any]] = field(default_factory=list)
     probs: list[NDArray[np.float16]] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
-
-    @property
-    def end(self) -> int:
-        """The token after the last one whose hidden state is known."""
-        return self.first + sum(len(h) for h in self.hidden)
+    shown: int = 0  # tokens whose hidden states were known, kept or not
 
 
 class Collector:
@@ -69,7 +65,7 @@ class Collector:
         life = self._lives.get(index)
         if life is None:
             self._lives[index] = life = _Life(first, prompt_len)
-        have = life.end
+        have = life.first + life.shown
         if first > have:  # others ran what is missing: begin anew behind it
             self._lives[index] = life = _Life(first, life.prompt_len)
             have = first
@@ -106,7 +102,11 @@ class Collector:
         self._lives.pop(index, None)
 
     def _add(self, life: _Life, shown: Shown) -> None:
-        """Rows before the labelled ones lie inside a prompt."""
+        """Rows before the labelled ones lie inside a prompt; what no sample can hold is let go at once."""
+        full = life.shown >= self.max_tokens
+        life.shown += len(shown.hidden)
+        if full:
+            return
         blank = len(shown.hidden) - len(shown.ids)
         life.hidden.append(shown.hidden)
         life.ids.append(np.concatenate([np.zeros((blank, TOP), shown.ids.dtype), shown.ids]))

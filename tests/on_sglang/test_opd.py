@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import sys
 import time
 from collections.abc import Awaitable, Iterator, Sequence
@@ -14,12 +15,13 @@ from safetensors.torch import load_file, save_file
 
 from adasim.calibration.rollback import Rollback
 from adasim.errors import InputError
+from adasim.options import INTERRUPTED
 from adasim.policies.fixed import Fixed
 from adasim.real.features import score
 from adasim.real.opd_process import Folder
 from adasim.real.samples import Sample, read_samples
 from adasim.real.sglang_plugin.distillation import Distillation
-from adasim.real.sglang_plugin.link import EngineLink, HttpLink, Link
+from adasim.real.sglang_plugin.link import EngineLink
 from adasim.real.sglang_plugin.settings import ServedOpd
 from adasim.real.sglang_plugin.tap import DOMAIN
 from adasim.real.weights import load_target
@@ -71,6 +73,17 @@ def _as_it_was(server: Server) -> Iterator[None]:
     from adasim.real.sglang_plugin.reload import reload_drafter
 
     do(server, reload_drafter(server.engine.tokenizer_manager, DRAFTER, "shipped"))
+
+
+def damaged(folder: Path, ending: str) -> Path:
+    """The shipped drafter with zeros in the tensors of these names."""
+    copy_of(DRAFTER, folder)
+    weights = load_file(folder / "model.safetensors")
+    for name, w in weights.items():
+        if name.endswith(ending) and not name.startswith("length_head"):
+            w.zero_()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def link(server: Server) -> EngineLink:
@@ -144,22 +157,14 @@ def test_a_drafter_learns_while_it_serves(
     server: Server, prompts: list[list[int]], plain: Served, tmp_path: Path
 ) -> None:
     """A damaged drafter accepts more after one round of training on what it served; the tokens stay the target's."""
-    damaged = copy_of(DRAFTER, tmp_path / "damaged")
-    weights = load_file(damaged / "model.safetensors")
-    for name in weights:
-        if name.endswith(DAMAGE):
-            weights[name].zero_()
-    save_file(weights, damaged / "model.safetensors", metadata={"format": "pt"})
     show(server, tmp_path / "opd", buffer=len(prompts), positions="text", **LEARN)
 
-    async def learn(distillation: Distillation) -> None:
-        await until(distillation, "reload")
-
-    distillation = Distillation(link(server), start=damaged)
+    distillation = Distillation(link(server), start=damaged(tmp_path / "damaged", DAMAGE))
     do(server, distillation.__aenter__())
     try:
         before = answer(server, prompts)
-        do(server, learn(distillation))
+        do(server, until(distillation, "reload"))
+        server.engine.flush_cache()  # what the damaged drafter knew of prompts
         after = answer(server, prompts)
     finally:
         do(server, distillation.__aexit__(None, None, None))
@@ -201,29 +206,50 @@ def test_a_broken_trainer_never_reaches_the_server(
 def test_a_version_that_accepts_less_is_rolled_back(
     server: Server, prompts: list[list[int]], plain: Served, tmp_path: Path
 ) -> None:
-    """Zeros pass every check. Over HTTP, as a server in another process is reached."""
+    """Zeros pass every check. The same prompts under both versions, so that four requests a domain can tell."""
     show(server, tmp_path / "opd", buffer=6, rollback=Rollback(requests=6))
+    distillation = Distillation(link(server), command=fake("degraded"))
+    do(server, distillation.__aenter__())
+    try:
+        runs = [answer(server, [*prompts] * 2)]
+        do(server, until(distillation, "reload"))
+        runs.append(answer(server, [*prompts] * 2))
+        do(server, until(distillation, "rollback"))
+        runs.append(answer(server, [*prompts] * 2))
+    finally:
+        do(server, distillation.__aexit__(None, None, None))
+    assert [e.kind for e in distillation.events] == ["trained", "reload", "rollback"]
+    assert "ALARM: version 1: tau -" in distillation.events[2].detail
+    assert [{r.draft_version for r in run.rounds} for run in runs] == [{0}, {1}, {0}]
+    assert [run.tokens for run in runs] == [plain.tokens * 2] * 3
+    assert tau(runs[1]) < tau(runs[0]) - 0.3
+    assert tau(runs[2]) == pytest.approx(tau(runs[0]))
 
-    async def scenario(over: Link) -> list[str]:
-        async with Distillation(over, command=fake("degraded")) as distillation:
-            await serve()
-            await until(distillation, "reload")
-            await serve()
-            await until(distillation, "rollback")
-            return [e.kind for e in distillation.events]
 
-    runs: list[list[list[int]]] = []
+def test_another_process_gives_drafters_over_http(
+    server: Server, prompts: list[list[int]], plain: Served, tmp_path: Path
+) -> None:
+    """``adasim train server`` begins with a drafter that accepts nothing: it arrives, and no token changes."""
+    empty = damaged(tmp_path / "empty", ".weight")
+    show(server, tmp_path / "opd")
+    command = [sys.executable, "-m", "adasim", "train", "server"]
 
-    async def serve() -> None:
-        shapes = [{"temperature": 0, "max_new_tokens": TOKENS, "ignore_eos": True, "custom_params": {DOMAIN: d}}
-                  for d in [*TEXTS] * 2]  # fmt: skip
-        out = await server.engine.async_generate(input_ids=[*prompts] * 2, sampling_params=shapes)
-        runs.append([o["output_ids"] for o in out])
+    async def scenario(url: str) -> tuple[str, int]:
+        process = await asyncio.create_subprocess_exec(
+            *command, url, "--start", str(empty), stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        line = await asyncio.wait_for(process.stdout.readline(), PATIENCE_S)
+        process.send_signal(signal.SIGINT)
+        return line.decode(), await process.wait()
 
-    server.use(Fixed(verify_len=BLOCK))
-    assert do(server, over_http(server, scenario)) == ["trained", "reload", "rollback"]
-    assert runs == [plain.tokens * 2] * 2
-    assert {r.draft_version for r in answer(server, prompts, tokens=4).rounds} == {0}
+    said, code = do(server, over_http(server, scenario))
+    assert said.startswith("http://127.0.0.1:")
+    assert "serves version 0" in said
+    assert code == INTERRUPTED
+    run = answer(server, prompts, tokens=8)
+    assert tau(run) == 1
+    assert run.tokens == [t[:8] for t in plain.tokens]
 
 
 async def over_http(server: Server, scenario: Any) -> Any:
@@ -240,7 +266,7 @@ async def over_http(server: Server, scenario: Any) -> Any:
         await asyncio.sleep(0.05)
     port = front.servers[0].sockets[0].getsockname()[1]
     try:
-        return await scenario(HttpLink(f"http://127.0.0.1:{port}"))
+        return await scenario(f"http://127.0.0.1:{port}")
     finally:
         front.should_exit = True
         await running

@@ -29,7 +29,7 @@ from adasim.records import EventRecord
 
 
 class Distillation:
-    """One server's trainer. Enter it, then call ``poll`` now and then, or await ``run``.
+    """One server's trainer. Enter it, then call ``poll`` a few times a second.
 
     Args:
         link: the server, with ``opd`` in its settings.
@@ -46,7 +46,7 @@ class Distillation:
     opd: ServedOpd
     folder: Folder
     keeper: Keeper
-    trainer: TrainerProcess
+    trainer: TrainerProcess | None = None  # once it was entered
 
     def __init__(
         self, link: Link, domains: Sequence[str] = (), sampling: Sampling | None = None, start: Path | None = None,
@@ -85,18 +85,13 @@ class Distillation:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.trainer.__exit__, kind, error, trace)
-
-    async def run(self, check_s: float = 0.25) -> None:
-        """Look after it until cancelled."""
-        while True:
-            await self.poll()
-            await asyncio.sleep(check_s)
+        if self.trainer is not None:
+            await asyncio.to_thread(self.trainer.__exit__, kind, error, trace)
 
     async def poll(self) -> None:
         """See how requests and trainer do; give the server a version, or take one back."""
         self._hear()
-        reason = self.trainer.failure()
+        reason = self.trainer.failure() if self.trainer is not None else None
         if reason:
             self._note("trainer_failed", self.keeper.current, 0.0, reason)
         while not self.failed and (move := await asyncio.to_thread(self.keeper.move)) is not None:
@@ -129,7 +124,9 @@ class Distillation:
             self._note("target_changed", self.keeper.current, 0.0, f"ALARM: {self.failed}")
 
     def notes(self) -> list[str]:
-        """What a report must say."""
+        """What a report must say; nothing before it was entered."""
+        if self.trainer is None:
+            return []
         said = [f"distillation: {self.keeper.seen} versions, trainer busy {self.keeper.train_s:.0f} s"]
         if self.trainer.failed:
             version, why = self.keeper.current, self.trainer.failed

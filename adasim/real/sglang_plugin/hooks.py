@@ -36,13 +36,19 @@ def _add_rounds(result: Any, controller: Any, state: dict[str, Any]) -> None:
 
 
 def _refuse_bad_weights(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """SGLang would let the scheduler die; the draft model checks before it writes, so the old weights go on serving."""
+    """SGLang would let the scheduler die; the draft model checks before it writes, so the old weights go on serving.
+
+    Whatever else may happen to a drafter costs acceptance, no token: serving goes on.
+    """
     try:
         answer = original(updater, request)
-    except InputError as error:
+    except Exception as error:
+        if request.selector != "draft" and not isinstance(error, InputError):
+            raise
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
 
-        return UpdateWeightsFromTensorReqOutput(success=False, message=str(error))
+        said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return UpdateWeightsFromTensorReqOutput(success=False, message=said)
     if answer.success and request.selector == "draft":
         name = request.weight_version or ""
         updater.draft_worker.decider.version = int(name) if name.isdecimal() else 0

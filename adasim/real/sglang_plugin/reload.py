@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
+from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 
 from adasim.errors import InputError
 from adasim.real.checkpoint import HEAD_PREFIX, Checkpoint, load_checkpoint, misfits
@@ -70,6 +71,14 @@ def fitting(folder: Path, served: Path) -> Checkpoint:
 
 
 def _payload(new: Checkpoint, ranks: int) -> list[bytes]:
-    """What is sent to each rank: the tensors' places in shared memory, which lives as long as they do."""
+    """What is sent to each rank: the tensors' places in shared memory, which lives as long as they do.
+
+    By names of files, not by descriptors: those only travel between processes of one family.
+    """
     tensors = list((new.weights | {HEAD_PREFIX + k: w for k, w in new.head.items()}).items())
-    return [bytes(ForkingPickler.dumps(tensors)) for _ in range(ranks)]
+    usual = get_sharing_strategy()
+    set_sharing_strategy("file_system")
+    try:
+        return [bytes(ForkingPickler.dumps(tensors)) for _ in range(ranks)]
+    finally:
+        set_sharing_strategy(usual)
