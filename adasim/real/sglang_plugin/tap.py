@@ -101,12 +101,7 @@ class Tap:
 
     def finish(self, name: str) -> None:
         """SGLang has let a request go."""
-        found = self._requests.pop(name, None)
-        if found is not None:
-            number, request = found
-            tokens = [*request.origin_input_ids, *request.output_ids_through_stop]
-            domain = str((request.sampling_params.custom_params or {}).get(DOMAIN, "default"))
-            self._work.put(lambda: self._finish(number, name, tokens, domain))
+        self._guard(lambda: self._let_go(name))
 
     def state(self) -> dict[str, Any]:
         """How it does."""
@@ -127,7 +122,7 @@ class Tap:
     def _prefill(self, requests: Sequence[Any], firsts: Sequence[int], hidden: Tensor, lengths: Sequence[int],
                  logits: Tensor) -> None:  # fmt: skip
         for name in [name for name, (_, request) in self._requests.items() if request.finished()]:
-            self.finish(name)  # with its prompt, which SGLang does not tell
+            self._let_go(name)  # with its prompt, which SGLang does not tell
         chosen, begins = [], np.cumsum([0, *lengths[:-1]]).tolist()
         for i, request in enumerate(requests):
             if request.rid not in self._requests:
@@ -177,6 +172,15 @@ class Tap:
 
         self._work.put(absorb)
 
+    def _let_go(self, name: str) -> None:
+        """Queue a request's end."""
+        found = self._requests.pop(name, None)
+        if found is not None:
+            number, request = found
+            tokens = [*request.origin_input_ids, *request.output_ids_through_stop]
+            domain = str((request.sampling_params.custom_params or {}).get(DOMAIN, "default"))
+            self._work.put(lambda: self._finish(number, name, tokens, domain))
+
     def _finish(self, number: int, name: str, tokens: list[int], domain: str) -> None:
         self._begun.discard(number)
         self._finished = name, domain
@@ -198,11 +202,14 @@ class Tap:
 
     def _prepared(self) -> bool:
         """Whether somebody trains; one who begins anew begins with no buffers."""
-        stamp = self.folder.settings.stat().st_mtime_ns if self.folder.settings.exists() else 0
-        if stamp != self._prepared_ns:
-            self._prepared_ns, self.sent = stamp, 0
-            self._domains = json.loads(self.folder.settings.read_text())["domains"] if stamp else []
-        return stamp > 0
+        try:
+            stamp = self.folder.settings.stat().st_mtime_ns
+            if stamp != self._prepared_ns:
+                self._domains = json.loads(self.folder.settings.read_text())["domains"]
+                self._prepared_ns, self.sent = stamp, 0
+        except FileNotFoundError:
+            return False
+        return True
 
     def _hand_over(self) -> None:
         """A full buffer goes to a trainer that has done the last one."""
