@@ -25,6 +25,8 @@ class Round(NamedTuple):
     accepted: list[int]
     accept_lens: list[float] | None  # what the length head said, the anchor counted; None = it was not asked
     kv_tokens: int = 0  # held by all requests before it
+    draft_version: int = 0  # the drafter's, where its name is a number; else 0
+    whole: list[bool] | None = None  # whose block was verified whole for the trainer's sake, whatever the policy said
 
 
 class Prefill(NamedTuple):
