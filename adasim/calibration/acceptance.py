@@ -34,6 +34,11 @@ class AcceptanceModel(Component, ABC):
     kind: str
     head: HeadQuality = HeadQuality()
 
+    @property
+    @abstractmethod
+    def domains(self) -> list[str]:
+        """Those it knows, sorted."""
+
     @abstractmethod
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:
         """Refuse what cannot be answered.
@@ -79,6 +84,11 @@ class CurveAcceptance(AcceptanceModel):
         if self.tau_by_temperature is not None:
             _factor(self.tau_by_temperature, self.temperature, "temperature")
         return self
+
+    @property
+    def domains(self) -> list[str]:
+        """Those with a curve."""
+        return sorted(self.curves)
 
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:
         """Every domain needs a curve that reaches ``max_draft_len``."""
@@ -266,6 +276,11 @@ class RecordedAcceptance(AcceptanceModel):
             raise InputError(f"{path}: was changed since it was written (SHA-256 {found:.12}, not {self.sha256:.12})")
         self._rows = _recorded_runs(path)
         return self
+
+    @property
+    def domains(self) -> list[str]:
+        """Those of the recorded requests."""
+        return sorted(self._rows)
 
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:
         """Every domain needs recorded requests, of blocks at least as long as the engine's."""
