@@ -47,6 +47,7 @@ SMALL = [
     "--budget",
     "20m",
 ]
+CPU = Path(__file__).parents[1] / "reports" / "cpu_validation" / "profile.yaml"
 BENCH = "batch,k,tok_s,accept_length\n1,0,100,\n8,0,700,\n64,0,3600,\n1,3,210,2.6\n8,3,1150,2.6\n"
 
 
@@ -217,6 +218,7 @@ BAD = [
     (["dcut_h20", "--concurrency", "1"], ["concurrency"]),
     (["dcut_h20", "--rate", "1"], ["batch"]),
     (["dcut_h20", "--scenario", "smoke", "--input-len", "8"], ["--input-len has no effect with --scenario"]),
+    ([str(CPU), "--scenario", "drift_opd"], ["no acceptance of math; there are chat, code"]),
     (["dcut_h20", "--validation", "nowhere"], ["--validation nowhere"]),
     (["--hardware", "h200", "--model", "qwen3-8b", "--accept-len", "17"], ["--accept-len 17"]),
 ]

@@ -146,7 +146,14 @@ def _profile(name: str, max_draft_len: int | None) -> Known:
     cost = profile.cost
     guessed = isinstance(cost, RooflineCost) and cost.fitted_tokens is None
     longest = max_draft_len or _longest(profile)
-    return Known(profile, name, [name], measured=not guessed, max_draft_len=longest, notes=profile.marks)
+    return Known(
+        profile,
+        name,
+        [name],
+        measured=not guessed,
+        max_draft_len=longest,
+        notes=[m for m in profile.marks if m not in profile.notes],
+    )
 
 
 def _longest(profile: Profile) -> int:

@@ -98,7 +98,8 @@ def _by_load(found: Findings, loop: Loop) -> list[str]:
 
 def _alike(part: pd.DataFrame) -> str:
     """Policies that cannot be told from the one to take."""
-    alike = sorted({p for line in part["alike"] for p in line.split(", ") if p})
+    ahead = {str(b) for b, t in zip(part["best"], part["take"], strict=True) if b != t}
+    alike = sorted(ahead | {p for line in part["alike"] for p in line.split(", ") if p})
     return f"; from it we cannot tell {', '.join(alike)}" if alike else ""
 
 

@@ -100,7 +100,7 @@ def advise_command(
     ] = None,
     seeds: Annotated[int, typer.Option(min=2, max=50, help="Of every run.", rich_help_panel=EFFORT)] = 4,
     budget: Annotated[
-        str, typer.Option(help="Time for simulations: 30s, 5m. What it leaves out is said.", rich_help_panel=EFFORT)
+        str, typer.Option(help="Time for simulations; what it leaves out is said.", rich_help_panel=EFFORT)
     ] = "60s",
     workers: Workers = None,
     out: Out = None,
@@ -195,7 +195,7 @@ def _traffic(
     """
     from dataclasses import replace
 
-    from adasim.advice.traffic import from_options, from_plan, mix_of, numbers, slo_of
+    from adasim.advice.traffic import from_options, from_plan, mix_of, numbers, slo_of, with_domains
     from adasim.errors import InputError
     from adasim.plan import load
 
@@ -228,7 +228,7 @@ def _traffic(
     if problems:
         raise InputError(*problems)
     if plan is not None:
-        traffic = from_plan(str(scenario), plan, slo)
+        traffic = with_domains(from_plan(str(scenario), plan, slo), domains or [])
     else:
         traffic = from_options(given["--input-len"], given["--output-len"], given["--length-cv"], mix, slo)
     closed, rates = tuple(int(n) for n in rising["--concurrency"]), rising["--rate"]
@@ -254,7 +254,6 @@ def _advise(
 
     from adasim.advice.report import show, write
     from adasim.advice.study import study
-    from adasim.errors import InputError
     from adasim.executors import Interrupted
     from adasim.experiment import open_folder, unfinished
     from adasim.screen import show_errors
@@ -270,7 +269,7 @@ def _advise(
     except Interrupted:
         trials = [t for s in sessions for t in s.trials.values()]
         interrupted(folder, finished=len(unfinished(trials, folder)) < len(trials))
-    except InputError:
+    except Exception:
         if fresh and not sessions:
             shutil.rmtree(folder)
         raise
