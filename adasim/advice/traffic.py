@@ -16,6 +16,7 @@ LIMITS = (
     *("max_running_requests", "ragged", "lag_steps", "chunked_prefill", "max_prefill_tokens", "kv", "memory_fraction"),
     *("parallel", "scheduler", "predictor", "disaggregation"),
 )  # of a scenario's engine, that are kept
+LOADS = ("concurrency", "rate_rps", "speed")  # fields of a workload that say how much is asked
 CV = 0.5  # of lengths, where nobody says
 
 
@@ -128,8 +129,8 @@ def from_plan(name: str, plan: Plan, slo: Slo | None) -> Traffic:
     requests = workload.requests_of(scenario.seeds[0])
     prompt, output = (sum(n) / len(requests) for n in zip(*((r.prompt_len, r.output_len) for r in requests), strict=True))
     loads = sorted({_load(trial.config["workload"]) for trial in plan.trials})
-    swept = sorted(plan.trials[0].point)
-    notes = [f"the scenario sweeps {', '.join(swept)}: of what is not a load, the first value is looked at"] * bool(swept)
+    swept = sorted(n for n in plan.trials[0].point if n.rsplit(".", 1)[-1] not in LOADS)
+    notes = [f"the scenario sweeps {', '.join(swept)}: only its first value is looked at"] * bool(swept)
     limits = engine.model_dump(mode="json", exclude_none=True, include=set(LIMITS))
     if isinstance(workload, Trace):
         with loading_from(find_scenario(name).parent):
@@ -173,4 +174,4 @@ def with_domains(traffic: Traffic, known: Sequence[str]) -> Traffic:
 
 def _load(workload: dict[str, Any]) -> float:
     """What a scenario sweeps of its workload."""
-    return float(workload.get("concurrency", workload.get("rate_rps", workload.get("speed", 1.0))))
+    return float(next((workload[name] for name in LOADS if name in workload), 1.0))

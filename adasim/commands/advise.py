@@ -80,6 +80,12 @@ def advise_command(
         float | None,
         typer.Option(min=1, help="Without data: tokens per round of a full block.", rich_help_panel=DATA),
     ] = None,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels", help="Without data: kernel times of aiconfigurator-core (extra: kernels).", rich_help_panel=DATA
+        ),
+    ] = False,
     max_draft: Annotated[
         int | None, typer.Option(min=1, max=127, help="Drafts of a full block.", rich_help_panel=DATA)
     ] = None,
@@ -137,6 +143,7 @@ def advise_command(
             model=model,
             accept_len=accept_len,
             draft_layers=draft_layers,
+            kernels=kernels,
             max_draft_len=max_draft,
             only=only,
             concurrency=fit_concurrency,
@@ -159,6 +166,7 @@ def advise_command(
     problems += ["--trainer-gpus has no effect without --usd-per-gpu-hour"] * (
         trainer_gpus > 0 and usd_per_gpu_hour is None
     )
+    problems += ["--kernels prices one GPU: not with --gpus"] * (kernels and gpus > 1)
     one = "--hardware and --model go together: memory needs both"
     problems += [one] * (bool(data) and (hardware is None) != (model is None))
     memory = None
