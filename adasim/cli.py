@@ -10,8 +10,11 @@ import typer
 from adasim import __version__
 from adasim.commands.advise import advise_command
 from adasim.commands.calibration import calibrate_command, profile_command
+from adasim.commands.deploy import deploy_command
+from adasim.commands.export import export_command
 from adasim.commands.imports import import_command
 from adasim.commands.search import sensitivity_command, tune_command
+from adasim.commands.training import train_server_command
 from adasim.commands.validation import validate_command
 from adasim.options import (
     BAD_INPUT,
@@ -105,6 +108,7 @@ def record_command(
     plan = load(scenario, settings or [])
     if plan.scenario.backend.mark != "measured":
         raise InputError(f"backend: kind {plan.scenario.backend.kind} is a simulation; use adasim run")
+    plan.scenario.backend.identity()  # an engine that is not there is refused before anything is written
     _experiment(plan, out, Local(1), Keep(resume, overwrite, trace), as_json=as_json)
 
 
@@ -155,11 +159,14 @@ app.command(name="validate")(validate_command)
 app.command(name="profile")(profile_command)
 app.command(name="calibrate")(calibrate_command)
 app.command(name="import")(import_command)
+app.command(name="export")(export_command)
+app.command(name="deploy")(deploy_command)
 
 train_app = typer.Typer(
     no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."
 )
 app.add_typer(train_app, name="train")
+train_app.command(name="server")(train_server_command)
 
 Work = Annotated[Path, typer.Option(help="Folder that holds text, features and training state; resumable.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads; one is best beside other busy processes.")]
