@@ -1,5 +1,6 @@
 """What a calibration found, for a person."""
 
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pandas as pd
 from adasim.calibrate import COST_PARTS, Calibration
 from adasim.calibrate_figures import CAPTIONS, draw
 from adasim.calibration.estimate.part import FittedPart
+from adasim.calibration.head_quality import HeadQuality
+from adasim.calibration.interval import Estimate
 from adasim.calibration.pass_cost import PassCost
 from adasim.errors import InputError
 from adasim.page import Page, Story, Table, write_page
@@ -17,13 +20,15 @@ METHOD = [
     "Times are medians of equal steps, or weigh outliers less (Huber): single pauses of the machine do not count.",
     "How much slower the machine was in one run or stretch of time than in another is told by passes that both made, and "
     "taken out before fitting; without such passes it is unknown, and said to be.",
-    "The form of verification is the one with the least error on cells left out of its fit (five folds); the simplest "
+    "The form of verification (a line in tokens, a knee, lines between measured token counts, a table) is the one with "
+    "the least error on cells left out of its fit (five folds; cells count by the root of their passes); the simplest "
     "where several are within 5 %.",
     "Acceptance is counted among drafts that were verified behind accepted ones (Kaplan-Meier), of rounds whose length "
     "was not chosen by a look at their drafts. Spread, correlation and range maximise the likelihood of whole sequences "
-    "of rounds; runs of one seed answer the same prompts and count as one sample.",
+    "of rounds; what answers a prompt alike counts as one sample.",
     "The length head is taken to report 1 + L with bias and noise, or, as a regression trained on L does, 1 + the mean "
-    "of L given a noisy look at it: whichever makes its reports and what was then accepted likelier.",
+    "of L given a noisy look at it: whichever makes its reports and what was then accepted likelier. Where neither form "
+    "holds, its reports are taken as they were seen, and only their order for knowledge of L.",
     "Intervals are 95 %: bootstrap over runs for times, over requests for the rest, widened by Student's t where there "
     "are few. They do not cover what no run showed: other machines, other prompts, ranges outside those stated.",
 ]
@@ -81,18 +86,32 @@ def answer(made: Calibration) -> list[str]:
     words = [("spread", ".2f"), ("correlation", ".2f"), ("range_tokens", ".1f")]
     told = [(n, profile.intervals[f"acceptance.{n}"], form) for n, form in words]
     says.append("Text: " + ", ".join(f"{n} {a.value:{f}} ({a.low:{f}} to {a.high:{f}})" for n, a, f in told) + ".")
-    noise, bias = profile.intervals["head.noise"], profile.intervals["head.bias"]
-    if noise.how != "not identified":
-        form, unit = "1 + L", "tokens"
-        if profile.acceptance.head.reports == "mean":
-            form, unit = "1 + the mean of L given what it sees", "standard deviations of L"
-        says.append(
-            f"Length head: reports {form}; noise {noise.value:.2f} ({noise.low:.2f} to {noise.high:.2f}) {unit}, bias "
-            f"{bias.value:+.2f} ({bias.low:+.2f} to {bias.high:+.2f}) tokens."
-        )
+    if profile.intervals["head.noise"].how != "not identified":
+        says.append(_head(profile.acceptance.head, profile.intervals))
     for domain, curve in profile.learning.items():
         says.append(f"Learning in {domain}: {curve.gain:+.0%} at the end, {curve.rounds:.0f} rounds to 1/e of the gap.")
     return says
+
+
+def _head(head: HeadQuality, known: Mapping[str, Estimate]) -> str:
+    noise, bias = known["head.noise"], known["head.bias"]
+    if head.measured is not None:
+        said = [f"{d} {a.value:.1f} ({a.low:.1f} to {a.high:.1f})" for d, a in _by_domain(head.measured, known)]
+        return (
+            "Length head: its reports are taken as they were seen, for no formula holds; noise of its look at L, in "
+            f"standard deviations of L: {', '.join(said)}."
+        )
+    form, unit = "1 + L", "tokens"
+    if head.reports == "mean":
+        form, unit = "1 + the mean of L given what it sees", "standard deviations of L"
+    return (
+        f"Length head: reports {form}; noise {noise.value:.2f} ({noise.low:.2f} to {noise.high:.2f}) {unit}, bias "
+        f"{bias.value:+.2f} ({bias.low:+.2f} to {bias.high:+.2f}) tokens."
+    )
+
+
+def _by_domain(domains: Iterable[str], known: Mapping[str, Estimate]) -> Iterator[tuple[str, Estimate]]:
+    return ((d, known[f"head.noise.{d}"]) for d in domains)
 
 
 def _verification(part: FittedPart[Any], cost: object) -> str:

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from adasim import __version__
+from adasim.commands.advise import advise_command
 from adasim.commands.calibration import calibrate_command, profile_command
+from adasim.commands.deploy import deploy_command
+from adasim.commands.export import export_command
 from adasim.commands.imports import import_command
 from adasim.commands.search import sensitivity_command, tune_command
 from adasim.commands.training import train_server_command
@@ -105,6 +108,7 @@ def record_command(
     plan = load(scenario, settings or [])
     if plan.scenario.backend.mark != "measured":
         raise InputError(f"backend: kind {plan.scenario.backend.kind} is a simulation; use adasim run")
+    plan.scenario.backend.identity()  # an engine that is not there is refused before anything is written
     _experiment(plan, out, Local(1), Keep(resume, overwrite, trace), as_json=as_json)
 
 
@@ -148,12 +152,15 @@ def report_command(scenario: Name, out: Out = None, settings: Settings = None, a
     _show(plan, out, tables, [], as_json=as_json)
 
 
+app.command(name="advise")(advise_command)
 app.command(name="tune")(tune_command)
 app.command(name="sensitivity")(sensitivity_command)
 app.command(name="validate")(validate_command)
 app.command(name="profile")(profile_command)
 app.command(name="calibrate")(calibrate_command)
 app.command(name="import")(import_command)
+app.command(name="export")(export_command)
+app.command(name="deploy")(deploy_command)
 
 train_app = typer.Typer(
     no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."

@@ -24,12 +24,13 @@ from adasim import __version__, adaptation, metrics
 from adasim.errors import InputError, PolicyError
 from adasim.files import to_json, write_atomic
 from adasim.plan import Plan, Trial
-from adasim.records import Records
+from adasim.records import CutShort, Records
 from adasim.scenario import Scenario
 from adasim.trace_events import trace_events
 
 LIBRARIES = ("numpy", "pandas", "pyarrow", "pydantic", "scipy", "seaborn", "simpy")
 TRIALS = "trials"
+LOST = "lost"  # what runs that were cut short had recorded
 OVERLOADED = 0.2  # share of an open loop's requests left over at its end
 
 
@@ -79,7 +80,7 @@ def open_folder(out: Path, *, resume: bool, overwrite: bool, command: str = "run
         if resume and made_by not in {None, command}:
             raise InputError(f"--out {out}: holds results of adasim {made_by}; use --overwrite or another folder")
         if overwrite:
-            for name in (TRIALS, "tables", "figures"):
+            for name in (TRIALS, LOST, "tables", "figures"):
                 shutil.rmtree(out / name, ignore_errors=True)
             for name in ("report.html", "report.md"):
                 (out / name).unlink(missing_ok=True)
@@ -116,10 +117,15 @@ def _made_by(manifest: Path) -> str | None:
 
 
 def run_trial(trial: Trial, out: Path, trace: bool = False) -> Failure | None:
-    """Run one trial and write its folder whole or not at all; returns what went wrong, if anything did."""
+    """Run one trial and write its folder whole or not at all; returns what went wrong, if anything did.
+
+    Records of a run that was cut short go beside the trials, for a person to look at: nothing else reads them.
+    """
     try:
         with trial_folder(trial, out) as folder:
             execute(trial, trial.scenario(), folder, trace=trace)
+    except CutShort as cut:
+        return Failure(trial, f"{cut} (in {keep_lost(trial, cut.records, out)})", again=cut.again)
     except Exception as error:  # one bad trial must not take the others with it; the caller reports it
         return failure(trial, error)
     return None
@@ -136,6 +142,16 @@ def trial_folder(trial: Trial, out: Path) -> Iterator[Path]:
         scratch.rename(out / TRIALS / trial.key)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+def keep_lost(trial: Trial, records: Records, out: Path) -> Path:
+    """Write the records of a run that was cut short; returns their folder, a new one each time."""
+    count = len(list((out / LOST).glob(f"{trial.key}-*")))
+    folder = out / LOST / f"{trial.key}-{count}"
+    folder.mkdir(parents=True)
+    records.write(folder)
+    write_atomic(folder / "lost.json", to_json({"key": trial.key, "policy": trial.policy, "notes": records.notes}))
+    return folder
 
 
 def failure(trial: Trial, error: Exception) -> Failure:

@@ -13,10 +13,12 @@ from matplotlib.figure import Figure
 
 from adasim.adaptation import Timeline
 from adasim.tables import RATIO, Design, Tables
+from adasim.types import FloatArray
 
 PARTS = ("draft", "verify", "overhead", "prefill", "idle")
 MAX_TIME_PANELS = 5
 MAX_TIMELINES = 6
+MAX_LINES = 8  # more cannot be told apart by colour
 
 
 def draw(
@@ -65,9 +67,10 @@ def curves(
     line: float | None = None,
     zero: bool = False,
 ) -> Figure:
-    """A panel per metric (and facet): mean over seeds against ``x`` with 95 % intervals; bars without ``x``.
+    """A panel per metric (and facet): mean over seeds with 95 % intervals.
 
-    Metrics that are 0 everywhere get none.
+    Lines over ``x``; bars without it; with more than eight policies a row for each, and a colour for each ``x``. Metrics
+    that are 0 everywhere get no panel.
     """
     facets = _facets(summary, design)
     panels = [(m, f) for m in metrics for f in facets if summary[m].fillna(0).any()]  # 0 everywhere: not modelled
@@ -75,10 +78,16 @@ def curves(
         return plt.figure()
     columns = len(facets) if len(facets) > 1 else -(-len(panels) // rows) or 1
     rows = -(-len(panels) // columns)
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(5.6 * columns + 2.2, 3.8 * rows), squeeze=False, layout="constrained"
-    )
     policies = list(dict.fromkeys(summary["policy"]))
+    crowded = design.x is not None and len(policies) > MAX_LINES
+    figure, axes = plt.subplots(
+        rows,
+        columns,
+        figsize=(5.6 * columns + 2.2, (0.24 * len(policies) + 1.2 if crowded else 3.8) * rows),
+        squeeze=False,
+        sharey=crowded,
+        layout="constrained",
+    )
     colours = dict(zip(policies, sns.color_palette("colorblind", len(policies)), strict=True))
     for ax in axes.flat[len(panels) :]:
         ax.set_visible(False)
@@ -86,19 +95,36 @@ def curves(
         part = summary if facet is None else summary.loc[(_facet(summary, design) == facet).to_numpy()]
         if design.x is None:
             sns.barplot(part, x=metric, y="policy", hue="policy", palette=colours, legend=False, ax=ax)
-            ax.errorbar(part[metric], range(len(part)), xerr=part[f"{metric}_hw"], fmt="none", ecolor="0.2")
+            low, high = _limits(part, metric)
+            mean = part[metric].to_numpy(dtype=float)
+            ax.errorbar(mean, range(len(part)), xerr=(mean - low, high - mean), fmt="none", ecolor="0.2")
             ax.set(xlabel=metrics[metric], ylabel="", title=facet or "")
+        elif crowded:
+            _rows(ax, part, design.x, metric, policies, zero=zero)
+            ax.set(xlabel=metrics[metric], title=facet or "")
         else:
             _lines(ax, part, design.x, metric, colours)
             ax.set(xlabel=design.x, ylabel=metrics[metric], title=facet or "")
             if zero:
                 ax.set_ylim(bottom=0)
         if line is not None:
-            (ax.axvline if design.x is None else ax.axhline)(line, color="0.3", linestyle="--", linewidth=1)
+            (ax.axvline if design.x is None or crowded else ax.axhline)(line, color="0.3", linestyle="--", linewidth=1)
+    if crowded:
+        axes.flat[0].invert_yaxis()
     if design.x is not None:
         handles, labels = axes.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", frameon=False)
+        title = design.x if crowded else None
+        figure.legend(handles, labels, loc="outside right upper", frameon=False, title=title)
     return figure
+
+
+def _limits(part: pd.DataFrame, metric: str) -> tuple[FloatArray, FloatArray]:
+    """Ends of the intervals, [rows] each: a ratio's is symmetric in logarithms, no other metric falls below 0."""
+    mean, width = part[metric].to_numpy(dtype=float), part[f"{metric}_hw"].to_numpy(dtype=float)
+    if metric == RATIO:  # width = mean (f - 1 / f) / 2
+        factor = width / mean + np.sqrt((width / mean) ** 2 + 1)
+        return mean / factor, mean * factor
+    return np.fmax(mean - width, 0 * width), mean + width
 
 
 def _lines(ax: Any, part: pd.DataFrame, x: str, metric: str, colours: dict[str, Any]) -> None:
@@ -107,14 +133,34 @@ def _lines(ax: Any, part: pd.DataFrame, x: str, metric: str, colours: dict[str, 
         style = {"color": colours[str(policy)], "label": policy}
         if str(policy).startswith("best "):
             style["linestyle"] = "--"
-        at, mean, width = rows[x].to_numpy(), rows[metric].to_numpy(), rows[f"{metric}_hw"].to_numpy()
-        ax.plot(at, mean, marker="o", markersize=4, **style)
-        ax.fill_between(at, mean - width, mean + width, color=style["color"], alpha=0.18, linewidth=0)
+        ax.plot(rows[x].to_numpy(), rows[metric].to_numpy(), marker="o", markersize=4, **style)
+        ax.fill_between(rows[x].to_numpy(), *_limits(rows, metric), color=style["color"], alpha=0.18, linewidth=0)
     values = np.sort(part[x].unique())
-    if len(values) > 1 and values[0] > 0 and values[-1] / values[0] >= 8:
+    if _wide(values):
         ax.set_xscale("log", base=2)
     ax.set_xticks(values, [f"{v:g}" for v in values])
     ax.minorticks_off()
+
+
+def _rows(ax: Any, part: pd.DataFrame, x: str, metric: str, policies: list[str], *, zero: bool) -> None:
+    place = {policy: i for i, policy in enumerate(policies)}
+    values = np.sort(part[x].unique())
+    for value, colour in zip(values, sns.color_palette("viridis", len(values)), strict=True):
+        rows = part[part[x] == value]
+        mean = rows[metric].to_numpy(dtype=float)
+        low, high = _limits(rows, metric)
+        at = rows["policy"].map(place).to_numpy(dtype=float)
+        style = {"color": colour, "fmt": "o", "markersize": 4, "elinewidth": 1, "label": f"{value:g}"}
+        ax.errorbar(mean, at, xerr=np.nan_to_num((mean - low, high - mean)), **style)
+    known = part[metric].to_numpy(dtype=float)
+    if zero and _wide(np.sort(known[known > 0])):
+        ax.set_xscale("log")
+    ax.set_yticks(range(len(policies)), policies)
+
+
+def _wide(values: FloatArray) -> bool:
+    """Whether sorted values ask for a logarithmic axis."""
+    return len(values) > 1 and bool(values[0] > 0) and bool(values[-1] / values[0] >= 8)
 
 
 def time_bars(summary: pd.DataFrame, design: Design) -> Figure:

@@ -6,6 +6,8 @@ from hashlib import file_digest, sha256
 from pathlib import Path
 from typing import Literal
 
+from pydantic import JsonValue
+
 from adasim.errors import InputError
 from adasim.types import Component
 
@@ -26,6 +28,7 @@ class EngineIdentity(Component):
         drafter: the drafter, as the scenario names it; null = none was loaded.
         drafter_sha256: of its configuration and weights, the length head included.
         python: its version; the last number is no difference.
+        resolved: what a server made of its arguments; null = it was not running, which is no difference.
     """
 
     engine: str
@@ -40,21 +43,29 @@ class EngineIdentity(Component):
     drafter: str | None = None
     drafter_sha256: str | None = None
     python: str
+    resolved: dict[str, JsonValue] | None = None
 
     def differs(self, other: "EngineIdentity") -> list[str]:
         """A line for every field that is not the same, this one's value first.
 
         A name alone is no difference: the same weights may lie in another folder.
         """
-        mine, theirs = self.model_dump(), other.model_dump()
+        mine, theirs = _flat(self), _flat(other)
         same = {name for name in ("target", "drafter") if mine[f"{name}_sha256"] == theirs[f"{name}_sha256"]}
         same |= {"adasim"} if self.adasim is None or other.adasim is None else set()
         same |= {"python"} if _minor(self.python) == _minor(other.python) else set()
+        known = mine.keys() & theirs.keys() if self.resolved is None or other.resolved is None else mine | theirs
         return [
-            f"{name}: {_short(mine[name])}, not {_short(theirs[name])}"
-            for name in mine
-            if mine[name] != theirs[name] and name not in same
+            f"{name}: {_short(mine.get(name))}, not {_short(theirs.get(name))}"
+            for name in mine | theirs
+            if name in known and mine.get(name) != theirs.get(name) and name not in same
         ]
+
+
+def _flat(identity: EngineIdentity) -> dict[str, object]:
+    """Field by field; what was resolved, name by name."""
+    fields = identity.model_dump(exclude={"resolved"})
+    return fields | {f"resolved.{name}": value for name, value in (identity.resolved or {}).items()}
 
 
 def _minor(version: str) -> list[str]:

@@ -168,6 +168,17 @@ class Records:
                 table.to_parquet(folder / f"{name}.parquet", index=False, compression="zstd")
 
 
+class CutShort(Exception):
+    """A run ended before its end: what was lost, and the records of what was not.
+
+    ``again``: another try may succeed.
+    """
+
+    def __init__(self, records: Records, lost: str, *, again: bool) -> None:
+        super().__init__(lost)
+        self.records, self.again = records, again
+
+
 def frame(kind: type[NamedTuple], rows: Sequence[tuple[object, ...]]) -> "pd.DataFrame":
     """A table of records, typed even when empty."""
     return table(kind, list(zip(*rows, strict=True)) if rows else [()] * len(kind._fields))

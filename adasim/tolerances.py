@@ -38,7 +38,7 @@ class Validation(Component):
 
     Attributes:
         tolerances: what it may miss by.
-        luck: simulated runs of each measured one, each with luck of its own.
+        replications: simulated runs of each measured one, each with luck of its own.
         reference_age_s: how far in time a run and its plain-decoding reference may lie apart; further: it is not judged.
         pair: runs between two references.
         false_alarm_runs: mean runs between false alarms of one cost that ``--watch`` watches.
@@ -46,7 +46,7 @@ class Validation(Component):
     """
 
     tolerances: Tolerances = Tolerances()
-    luck: int = Field(default=3, ge=2, le=100)
+    replications: int = Field(default=3, ge=2, le=100)
     reference_age_s: float = Field(default=300.0, gt=0)
     pair: int = Field(default=2, ge=1, le=100)
     false_alarm_runs: float = Field(default=1000.0, ge=10)

@@ -19,7 +19,8 @@ from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.policies.off import Off
-from adasim.real.backend import DRAFTERS, TorchBackend
+from adasim.real.asked import DRAFTERS
+from adasim.real.backend import TorchBackend
 from adasim.real.kv import Span
 from adasim.real.profile import measure
 from adasim.real.target import Target

@@ -10,7 +10,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from adasim import metrics
 from adasim.calibration.acceptance import AnyAcceptance, CurveAcceptance, RecordedAcceptance
-from adasim.calibration.luck import HEADS, TOKENS, HeadQuality, RequestRng
+from adasim.calibration.head_quality import HeadQuality
+from adasim.calibration.luck import HEADS, TOKENS, RequestRng
 from adasim.calibration.survival import Anchored, Budgets, Geometric, Measured, harden, tau
 from adasim.calibration.text import hardness, shorter_block_tau, solve_thresholds
 from adasim.errors import InputError

@@ -8,7 +8,7 @@ import pytest
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import DEFAULTS, Adjust, Uncertainty
 from adasim.calibration.cost import CostModel, LinearDraft, Overhead
-from adasim.calibration.luck import HeadQuality
+from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import RooflineCost
 from adasim.calibration.survival import Geometric, tau

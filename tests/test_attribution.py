@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from adasim.calibration.estimate.survival import survival_of
-from adasim.calibration.luck import HeadQuality
+from adasim.calibration.head_quality import HeadQuality
 from adasim.errors import InputError
 from adasim.policies.base import Policy
 from adasim.policies.head import Head
@@ -24,7 +24,7 @@ from tests.validating import COST, acceptance, measured, plan, profile, raw
 @pytest.fixture(scope="module")
 def truth(tmp_path_factory: pytest.TempPathFactory) -> Any:
     loose = {"throughput_mae": 0.1, "tau": 0.1, "tpot_p50": 0.1, "tpot_p95": 0.2}  # two seeds of 24 requests
-    settings = {"luck": 2, "tolerances": loose}
+    settings = {"replications": 2, "tolerances": loose}
     made = plan(seeds=[0, 1], sweep={}, validation=settings, workload=raw()["workload"] | {"requests": 24})
     return made, measured(made, tmp_path_factory.mktemp("truth"))[1]
 
@@ -76,7 +76,7 @@ def run(policy: Policy, requests: int = 60, **fields: Any) -> tuple[SimBackend, 
 def test_a_slower_machine_is_no_part_to_blame(tmp_path: Path) -> None:
     """Everything takes three times as long: ratios to plain decoding stay, and so do the parts of a right profile."""
     slow = dict.fromkeys(("verify", "draft", "overhead", "prefill"), 3.0)
-    made = plan(seeds=[0], sweep={}, validation={"luck": 2}, backend=raw()["backend"] | {"adjust": slow})
+    made = plan(seeds=[0], sweep={}, validation={"replications": 2}, backend=raw()["backend"] | {"adjust": slow})
     found = examine(made, measured(made, tmp_path)[1], profile(), set())
     parts = found.attribution.set_index("part")
     assert parts.loc[["verify", "draft", "overhead"], "removed"].to_numpy() == pytest.approx(0, abs=1e-3)

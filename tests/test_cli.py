@@ -102,7 +102,10 @@ def scenario_file(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("path", packaged(), ids=lambda p: p.stem)
+ON_SGLANG = {p for p in packaged() if p.stem.startswith("sglang_")}  # tests/on_sglang
+
+
+@pytest.mark.parametrize("path", [p for p in packaged() if p not in ON_SGLANG], ids=lambda p: p.stem)
 def test_shipped_scenarios_run(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     if path.stem.startswith("cpu_"):

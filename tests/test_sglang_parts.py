@@ -100,7 +100,7 @@ def test_a_round_passes_three_times_and_is_kept() -> None:
     assert [(o.accepted.tolist(), o.seconds, o.queue_depth) for o in HEARD] == [([2, 0], 2.0, 5)]
     assert log.dump()["requests"] == {"0": "a", "1": "b"}
     row = Round(*log.dump()["rounds"][0])
-    assert row == Round(0, 1.0, 3.0, 0.5, 1.5, 5, [0, 1], [10, 20], [7, 7], [3, 3], [2, 0], None, 0, [False] * 2)
+    assert row == Round(0, 1.0, 3.0, 0.5, 1.5, 5, [0, 1], [10, 20], [7, 7], [3, 3], [2, 0], None, 0, 0, [False] * 2)
 
 
 def test_late_feedback_goes_to_the_policy_that_decided() -> None:
@@ -176,7 +176,7 @@ def test_greedy_tokens_are_read_up_to_the_cut() -> None:
 
 
 def test_a_checkpoints_config_says_all_or_is_refused(tmp_path: Path) -> None:
-    from adasim.real.backend import DRAFTERS
+    from adasim.real.asked import DRAFTERS
 
     good = json.loads((DRAFTERS / "smollm2-135m" / "config.json").read_text())
     config = tmp_path / "config.json"
@@ -264,7 +264,7 @@ def test_a_sharded_head_drafts_like_a_whole_one(vocab: list[int] | None) -> None
 
 
 def test_a_checkpoint_that_does_not_fit_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
-    from adasim.real.backend import DRAFTERS
+    from adasim.real.asked import DRAFTERS
 
     served = DRAFTERS / "smollm2-135m"
     assert fitting(served, served).head
@@ -297,7 +297,7 @@ def test_another_head_is_refused_before_anything_is_sent(
 ) -> None:
     from safetensors.torch import load_file, save_file
 
-    from adasim.real.backend import DRAFTERS
+    from adasim.real.asked import DRAFTERS
 
     served = DRAFTERS / "smollm2-135m"
     for file in served.iterdir():

@@ -115,7 +115,7 @@ def test_the_twin_of_a_distilling_engine_goes_back_and_verifies_whole_blocks_as_
 
 
 def test_whole_blocks_are_verified_before_any_training_has_ended() -> None:
-    fixed = {"kind": "fixed", "verify_len": 4, "draft_len": 15}
+    fixed = {"kind": "fixed", "verify_len": 4}
     blocks = distilled(fixed, [], full_verify_share=0.5).run(2).blocks
     whole = blocks.loc[blocks["verify_len"] == 16, "blocks"].sum() / blocks["blocks"].sum()
     assert whole == pytest.approx(0.5, abs=0.15)

@@ -21,7 +21,7 @@ from adasim.validation.run import runs_of
 from adasim.validation.study import check_engine, check_runs, examine, fitted_cells
 from tests.validating import COST, measured, plan, profile, raw
 
-SMALL = {"sweep": {"workload.concurrency": [1, 4]}, "seeds": [0, 1], "validation": {"luck": 2}}
+SMALL = {"sweep": {"workload.concurrency": [1, 4]}, "seeds": [0, 1], "validation": {"replications": 2}}
 LOOSE = {"throughput_mae": 0.5, "throughput_worst": 0.9, "tau": 0.5, "tpot_p50": 0.9, "tpot_p95": 0.9}
 
 
@@ -47,7 +47,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str | Path
     arguments = files(
         folder,
         predicts={"notes": ["what was left out"]},
-        validation={"luck": 2, "tolerances": LOOSE | {"ranking": False}},
+        validation={"replications": 2, "tolerances": LOOSE | {"ranking": False}},
     )
     return folder, arguments, adasim(*arguments)
 
@@ -99,7 +99,7 @@ def test_resuming_measures_nothing_twice(ran: Any, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_unfinished_measurement_decides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = files(tmp_path, validation={"luck": 2, "tolerances": LOOSE, "pair": 1})
+    arguments = files(tmp_path, validation={"replications": 2, "tolerances": LOOSE, "pair": 1})
     assert adasim(*arguments, "--budget", "0.001s") == 3
     says = capsys.readouterr().out
     assert "Not finished: 7 runs are missing" in says
@@ -368,7 +368,7 @@ def test_a_stale_reference_is_listed_and_not_judged(ran: Any) -> None:
     runs[old] = replace(runs[old], at_s=999.0)
     table = table_of(runs, 500.0)
     assert table.index[~table["judged"]].tolist() == [old]
-    made = plan(**(SMALL | {"validation": {"luck": 2, "reference_age_s": 500.0}}))
+    made = plan(**(SMALL | {"validation": {"replications": 2, "reference_age_s": 500.0}}))
     found = examine(made, runs, profile(), set())
     assert "1 runs lie more than 500 s from their reference and are not judged: head" in " ".join(found.notes)
     assert found.cells["repeats"].sum() == 3 * 2 * 2 - 1

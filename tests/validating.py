@@ -47,7 +47,7 @@ def raw(**fields: Any) -> dict[str, Any]:
         },
         "seeds": [0, 1, 2],
         "measure": {"warmup_requests": 0, "until_last_arrival": False},
-        "validation": {"luck": 3},
+        "validation": {"replications": 3},
     }  # fmt: skip
     return config | fields
 

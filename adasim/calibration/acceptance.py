@@ -11,7 +11,8 @@ from typing import Annotated, Literal, Self
 import numpy as np
 from pydantic import Field, PrivateAttr, model_validator
 
-from adasim.calibration.luck import COMMON, TOKENS, HeadQuality, Luck, RequestRng
+from adasim.calibration.head_quality import HeadQuality
+from adasim.calibration.luck import COMMON, TOKENS, Luck, RequestRng
 from adasim.calibration.survival import AnyCurve, harden, hardening_power
 from adasim.calibration.text import grade, hardness, solve_thresholds
 from adasim.errors import InputError
@@ -32,6 +33,11 @@ class AcceptanceModel(Component, ABC):
 
     kind: str
     head: HeadQuality = HeadQuality()
+
+    @property
+    @abstractmethod
+    def domains(self) -> list[str]:
+        """Those it knows, sorted."""
 
     @abstractmethod
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:
@@ -79,6 +85,11 @@ class CurveAcceptance(AcceptanceModel):
             _factor(self.tau_by_temperature, self.temperature, "temperature")
         return self
 
+    @property
+    def domains(self) -> list[str]:
+        """Those with a curve."""
+        return sorted(self.curves)
+
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:
         """Every domain needs a curve that reaches ``max_draft_len``."""
         unknown = sorted(set(domains) - set(self.curves))
@@ -86,6 +97,7 @@ class CurveAcceptance(AcceptanceModel):
             raise InputError(
                 f"acceptance: no curve for domain {', '.join(unknown)}; there are {', '.join(sorted(self.curves))}"
             )
+        self.head.check(domains)
         for name in domains:
             curve = self.survival(name, max_draft_len)
             for factor in (self.tau_by_context or {}).values():
@@ -114,7 +126,7 @@ class CurveAcceptance(AcceptanceModel):
     def luck(self, requests: Sequence[Request], domains: Sequence[str], seed: int, max_draft_len: int) -> Luck:
         """See :meth:`AcceptanceModel.luck`."""
         curves = [self.survival(d, max_draft_len) for d in domains]
-        return _TextLuck(requests, seed, self.head, curves, self)
+        return _TextLuck(requests, seed, domains, curves, self)
 
     def thresholds(self, curve: FloatArray) -> FloatArray:
         """Acceptance thresholds by distance, [K], of a survival curve on this model's text."""
@@ -174,9 +186,10 @@ class _TextLuck(Luck):
     """L from hardness: drafts are accepted while they are below the thresholds."""
 
     def __init__(
-        self, requests: Sequence[Request], seed: int, head: HeadQuality, curves: list[FloatArray], model: CurveAcceptance
-    ) -> None:
-        super().__init__(requests, seed, head, curves)
+        self, requests: Sequence[Request], seed: int, domains: Sequence[str], curves: list[FloatArray],
+        model: CurveAcceptance,
+    ) -> None:  # fmt: skip
+        super().__init__(requests, seed, model.head, domains, curves)
         self._model, self._tokens = model, Text(model, curves, seed)
 
     @cached_property
@@ -264,6 +277,11 @@ class RecordedAcceptance(AcceptanceModel):
         self._rows = _recorded_runs(path)
         return self
 
+    @property
+    def domains(self) -> list[str]:
+        """Those of the recorded requests."""
+        return sorted(self._rows)
+
     def check(self, domains: Sequence[str], max_draft_len: int) -> None:
         """Every domain needs recorded requests, of blocks at least as long as the engine's."""
         unknown = sorted(set(domains) - set(self._rows))
@@ -272,6 +290,7 @@ class RecordedAcceptance(AcceptanceModel):
                 f"{self.file}: no recorded request of domain {', '.join(unknown)}; "
                 f"there are {', '.join(sorted(self._rows))}"
             )
+        self.head.check(domains)
         longest = max(int(r.max()) for rows in self._rows.values() for r in rows)
         if longest > self.max_draft_len:
             raise InputError(f"{self.file}: a run of {longest}, but acceptance.max_draft_len says {self.max_draft_len}")
@@ -285,7 +304,7 @@ class RecordedAcceptance(AcceptanceModel):
         rows = [self._rows[d] for d in domains]
         pooled = [np.concatenate(r) for r in rows]
         curves = [np.array([(p >= k).mean() for k in range(1, max_draft_len + 1)]) for p in pooled]
-        return _RecordedLuck(requests, seed, self.head, [np.maximum(c, 1e-12) for c in curves], rows)
+        return _RecordedLuck(requests, seed, self.head, domains, [np.maximum(c, 1e-12) for c in curves], rows)
 
 
 class _RecordedLuck(Luck):
@@ -296,10 +315,11 @@ class _RecordedLuck(Luck):
         requests: Sequence[Request],
         seed: int,
         head: HeadQuality,
+        domains: Sequence[str],
         curves: list[FloatArray],
         rows: list[list[IntArray]],
     ) -> None:
-        super().__init__(requests, seed, head, curves)
+        super().__init__(requests, seed, head, domains, curves)
         self._rows, self._choice = rows, RequestRng(seed, TOKENS)
 
     def text(self, request: Request) -> IntArray:

@@ -6,7 +6,7 @@ from pydantic import Field, PrivateAttr
 
 from adasim.calibration.acceptance import AcceptanceModel, CurveAcceptance
 from adasim.calibration.cost import CostModel, Overhead
-from adasim.calibration.luck import HeadQuality
+from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.parallel import Load
 from adasim.errors import InputError
 from adasim.types import Component, StepSeconds

@@ -193,6 +193,14 @@ class CostModel(Component, ABC):
             InputError: which batch, and what was measured.
         """
 
+    @property
+    def measured(self) -> dict[str, tuple[float, float]]:
+        """Lowest and highest value that was measured, by input: batch, tokens or tokens_per_request, context.
+
+        What is missing is unknown, or has no effect.
+        """
+        return {}
+
     @abstractmethod
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """Seconds of the target's pass over ``tokens`` tokens of ``batch`` requests.
@@ -305,6 +313,17 @@ class TableCost(CostModel):
             {"batch": int(b), of: t, "context": c, "ms": 1e3 * self._grid.at(b, t, c)} for b, t, c in product(*axes)
         ]
         return type(self).model_validate(self.model_dump() | {"verify": None, "points": points})
+
+    @property
+    def batches(self) -> list[float]:
+        """Batches that were measured, rising."""
+        return list(self._grid.axes[0])
+
+    @property
+    def measured(self) -> dict[str, tuple[float, float]]:
+        """The ends of the table's axes."""
+        axes = zip(self._grid.labels, self._grid.axes, strict=True)
+        return {label: (axis[0], axis[-1]) for label, axis in axes if label != "context" or len(axis) > 1}
 
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """Linear interpolation in each axis."""

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.optimize import minimize_scalar, nnls
 
-from adasim.calibration.luck import HeadQuality
+from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.text import shorter_block_tau
 from adasim.errors import InputError
 from adasim.types import FloatArray

@@ -27,6 +27,11 @@ class FittedCost(CostModel, ABC):
             raise ValueError("extrapolate has no effect without fitted_tokens")
         return self
 
+    @property
+    def measured(self) -> dict[str, tuple[float, float]]:
+        """The range of tokens it was fitted on."""
+        return {} if self.fitted_tokens is None else {"tokens": (self.fitted_tokens[0], self.fitted_tokens[1])}
+
     def _check_range(self, tokens: int) -> None:
         """Refuse, or take note of, a pass outside the fitted range."""
         if self.fitted_tokens is None or self.fitted_tokens[0] <= tokens <= self.fitted_tokens[1]:

@@ -1,76 +1,20 @@
-"""The luck of a run's requests, drawn when it is first looked at, and what length and confidence heads know of it."""
+"""The luck of a run's requests, drawn when it is first looked at."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from itertools import accumulate
-from math import sqrt
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
+from adasim.calibration.head_quality import BINS_PER_TOKEN, HeadQuality
 from adasim.kernels import kernels
 from adasim.kernels.form import BASE, DONE, Int16Array
-from adasim.types import Component, FloatArray, IntArray, Request
+from adasim.types import FloatArray, IntArray, Request
 
-BINS_PER_TOKEN = 8
-LEAST_VARIANCE = 0.01  # of L, tokens squared: where it is always the same, a look still has some noise
-SIGNAL_MARGIN = 6.0  # standard deviations of head noise covered beyond 0..K
 NOT_DRAWN = -1
 TOKENS, HEADS, COMMON, LENGTHS = range(4)  # streams of a request: tokens, heads, what tokens share, its predictor
-
-
-class HeadQuality(Component):
-    """How well heads know L: one noisy look at the truth, s = L + noise * N(0, 1), per request and position.
-
-    The confidence curve is the Bayes posterior P(L >= k | s + bias) under the domain's own distribution of L: calibrated
-    when ``bias`` is 0. The length head reports 1 + s + bias ("truth"), or as a regression trained on L would, 1 + the
-    mean of that posterior ("mean"): shrunk towards the domain's mean, never below 1 or above the block. ``bias`` is in
-    tokens; so is ``noise``, but with "mean" in standard deviations of the domain's L: a regression explains about the
-    same share of it everywhere.
-
-    The drafter's own margin carries the same look, uncalibrated: a draft of margin m, the ones before it accepted, is
-    accepted with probability sigmoid(margin_slope m + margin_intercept) (at bias 0). Published fits have slopes of
-    0.44 to 0.83 and intercepts of -0.92 to -0.14 (vLLM PR 52228, six drafters): drafters are overconfident.
-    """
-
-    noise: float = Field(default=2.0, ge=0.05, le=30)
-    bias: float = Field(default=0.0, ge=-30, le=30)
-    reports: Literal["truth", "mean"] = "truth"
-    margin_slope: float = Field(default=0.5, gt=0, le=10)
-    margin_intercept: float = Field(default=-0.5, ge=-10, le=10)
-
-    def margin(self, survival: FloatArray) -> FloatArray:
-        """The drafter's margins [n, K] that go with confidence curves [n, K]; at most about 20 / slope."""
-        from scipy.special import logit  # slow to import, not always needed
-
-        before = np.concatenate([np.ones((len(survival), 1)), survival[:, :-1]], axis=1)
-        sure = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
-        return (logit(sure.clip(1e-9, 1 - 1e-9)) - self.margin_intercept) / self.margin_slope
-
-    def sigma(self, survival: FloatArray) -> float:
-        """Standard deviation of the look at L, tokens, in a domain with that survival curve [K]."""
-        if self.reports == "truth":
-            return self.noise
-        mean, square = survival.sum(), (np.arange(1, 2 * len(survival), 2) * survival).sum()  # of L
-        return self.noise * sqrt(max(float(square - mean**2), LEAST_VARIANCE))
-
-    def posterior(self, survival: FloatArray, signal: FloatArray | None = None) -> FloatArray:
-        """P(L >= k | signal), [bins, K], for one domain's survival curve [K]; signals are the bins unless given."""
-        mass = -np.diff(np.concatenate([[1.0], survival, [0.0]]))  # P(L = l), l = 0..K
-        signal = self.bins(len(survival)) if signal is None else signal
-        log_like = -(((signal[:, None] - np.arange(len(mass))) / self.sigma(survival)) ** 2) / 2
-        like = np.exp(log_like - log_like.max(axis=1, keepdims=True)) * mass
-        at_least = np.cumsum(like[:, ::-1], axis=1)[:, ::-1]
-        return at_least[:, 1:] / at_least[:, :1]
-
-    def bins(self, max_draft_len: int) -> FloatArray:
-        """Signal values of the posterior's rows."""
-        widest = 1.0 if self.reports == "truth" else max_draft_len / 2  # no L in 0..K has a larger standard deviation
-        reach = np.ceil(SIGNAL_MARGIN * self.noise * widest + abs(self.bias))
-        return np.arange(-reach * BINS_PER_TOKEN, (max_draft_len + reach) * BINS_PER_TOKEN + 1) / BINS_PER_TOKEN
 
 
 class RequestRng:
@@ -103,13 +47,16 @@ class Luck(ABC):
         requests: all requests of the run.
         seed: of the run.
         head: how well heads know L.
+        domains: names that ``Request.domain`` indexes.
         curves: survival by domain, each [K].
     """
 
     ahead = 64  # requests that are drawn beside one that must be: they come next
 
-    def __init__(self, requests: Sequence[Request], seed: int, head: HeadQuality, curves: list[FloatArray]) -> None:
-        self.requests, self.head, self.curves = requests, head, curves
+    def __init__(
+        self, requests: Sequence[Request], seed: int, head: HeadQuality, domains: Sequence[str], curves: list[FloatArray]
+    ) -> None:
+        self.requests, self.head, self.domains, self.curves = requests, head, domains, curves
         self.beyond = curves[0].size + 1
         ends = list(accumulate((r.output_len + self.beyond for r in requests), initial=0))
         self.base: IntArray = np.array(ends[:-1], dtype=np.int64)
@@ -169,10 +116,10 @@ class Luck(ABC):
             self._text[start : start + len(text)] = text
 
     def signal(self, ids: IntArray, at: IntArray, run: IntArray) -> FloatArray:
-        """What heads see of L = ``run`` at ``at``: run + bias + noise, [n]."""
-        if self.head.reports == "mean":
+        """What heads see of L = ``run`` at ``at``: run + bias of the look + noise, [n]."""
+        if self.head.reports != "truth":
             self._draw_noise(ids)
-            return run + self.head.bias + self._sigma[ids] * self._noise[at]
+            return run + self.head.look_bias + self._sigma[ids] * self._noise[at]
         signal, kernel, head = np.empty(len(ids)), self._kernels.signal, self.head
         if not kernel(at, run, self._noise, head.bias, head.noise, signal):
             self._draw_noise(ids)
@@ -186,8 +133,12 @@ class Luck(ABC):
 
     def report(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """What length heads of requests in ``domains`` [n] that see ``signal`` [n] report, the anchor counted, [n]."""
-        told: FloatArray = self.survival(domains, signal).sum(axis=1) if self.head.reports == "mean" else signal
-        return 1 + told
+        if self.head.reports == "truth":
+            return 1 + signal
+        place = ((signal - self._bins_from) * BINS_PER_TOKEN).clip(0, self._reports.shape[1] - 1.001)
+        low = place.astype(np.int64)
+        below, above = self._reports[domains, low], self._reports[domains, low + 1]
+        return below + (place - low) * (above - below)
 
     def survival(self, domains: IntArray, signal: FloatArray) -> FloatArray:
         """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""
@@ -202,12 +153,17 @@ class Luck(ABC):
     @cached_property
     def posterior(self) -> FloatArray:
         """Confidence curves by domain and bin of what heads see, [domains, bins, K]."""
-        return np.stack([self.head.posterior(c) for c in self.curves])
+        return np.stack([self.head.posterior(c, domain=d) for d, c in zip(self.domains, self.curves, strict=True)])
+
+    @cached_property
+    def _reports(self) -> FloatArray:
+        """Reports of length heads by domain and bin of what they see, [domains, bins]."""
+        return np.stack([self.head.report(c, d) for d, c in zip(self.domains, self.curves, strict=True)])
 
     @cached_property
     def _sigma(self) -> FloatArray:
         """Standard deviation of what heads see of each request, tokens, [requests]."""
-        of_domain = np.array([self.head.sigma(c) for c in self.curves])
+        of_domain = np.array([self.head.sigma(c, d) for d, c in zip(self.domains, self.curves, strict=True)])
         return of_domain[[r.domain for r in self.requests]]
 
     @cached_property

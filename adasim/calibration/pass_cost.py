@@ -1,12 +1,23 @@
 """Cost as a formula with a knee: fitted to profiles of real engines."""
 
-from typing import Literal
+from bisect import bisect_left
+from functools import cached_property
+from itertools import pairwise
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from adasim.calibration.cost import LinearDraft, LinearPrefill, Ms
 from adasim.calibration.fitted import FittedCost
 from adasim.calibration.parallel import Split
+from adasim.types import Component
+
+
+class Node(Component):
+    """What a pass takes at some number of tokens, but for what its requests and contexts add."""
+
+    tokens: int = Field(ge=1)
+    ms: Ms
 
 
 class PassCost(FittedCost):
@@ -17,7 +28,9 @@ class PassCost(FittedCost):
 
     The last term is flat while weights are what takes time (tokens well below ``knee_tokens``) and rises in proportion
     beyond; a GPU's knee is at some hundred tokens, a CPU's near one. ``knee_tokens`` 0: it rises from the first token.
-    ``per_context_ms`` is reading a request's keys and values, ``per_attended_ms`` a token's attention to each of them.
+    ``nodes``, where given, stand for base and the last term: milliseconds at some numbers of tokens, linear between, and
+    beyond the outermost as between the two before. ``per_context_ms`` is reading a request's keys and values,
+    ``per_attended_ms`` a token's attention to each of them.
     ``measured_on``: see :class:`~adasim.calibration.cost.TableCost`.
     """
 
@@ -26,6 +39,7 @@ class PassCost(FittedCost):
     base_ms: Ms = 0.0
     per_request_ms: Ms = 0.0
     per_token_ms: Ms = 0.0
+    nodes: list[Node] | None = Field(default=None, min_length=2)
     knee_tokens: float = Field(default=0.0, ge=0)
     sharpness: float = Field(default=4.0, ge=1, le=64)
     per_context_ms: Ms = 0.0
@@ -33,14 +47,32 @@ class PassCost(FittedCost):
     draft: LinearDraft = LinearDraft()
     prefill: LinearPrefill = LinearPrefill()
 
+    @model_validator(mode="after")
+    def _one_rise(self) -> Self:
+        if self.nodes is None:
+            return self
+        if self.base_ms or self.per_token_ms or self.knee_tokens:
+            raise ValueError("base_ms, per_token_ms and knee_tokens have no effect with nodes")
+        if any(after.tokens <= before.tokens for before, after in pairwise(self.nodes)):
+            raise ValueError("nodes: tokens must rise")
+        return self
+
+    @cached_property
+    def _at(self) -> list[int]:
+        return [node.tokens for node in self.nodes or []]
+
+    def _rise(self, tokens: int) -> float:
+        """Milliseconds by tokens alone."""
+        if self.nodes is None:
+            return self.base_ms + self.per_token_ms * bend(tokens, self.knee_tokens, self.sharpness)
+        i = min(max(bisect_left(self._at, tokens), 1), len(self.nodes) - 1)
+        low, high = self.nodes[i - 1], self.nodes[i]
+        return max(low.ms + (high.ms - low.ms) * (tokens - low.tokens) / (high.tokens - low.tokens), 0.0)
+
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """The formula."""
         self._check_range(tokens)
-        ms = (
-            self.base_ms
-            + self.per_request_ms * batch
-            + self.per_token_ms * bend(tokens, self.knee_tokens, self.sharpness)
-        )
+        ms = self._rise(tokens) + self.per_request_ms * batch
         return (ms + context * (self.per_context_ms * batch + self.per_attended_ms * tokens)) / 1e3
 
     def draft_s(self, batch: int, positions: int, longest: int, context: float) -> float:

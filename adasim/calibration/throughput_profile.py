@@ -48,7 +48,20 @@ def calibrate_throughput(
     concurrency: int | None = None,
     one_pass: bool = False,
 ) -> Profile:
-    """Cost and acceptance that explain tokens per second, as a profile.
+    """See :func:`fitted_profile`."""
+    return fitted_profile(paths, name, about=about, only=only, concurrency=concurrency, one_pass=one_pass)[0]
+
+
+def fitted_profile(
+    paths: Sequence[Path],
+    name: str,
+    *,
+    about: Mapping[str, str] | None = None,
+    only: str | None = None,
+    concurrency: int | None = None,
+    one_pass: bool = False,
+) -> tuple[Profile, Posterior]:
+    """Cost and acceptance that explain tokens per second, as a profile, and the other worlds that explain them.
 
     Args:
         paths: files and folders, see :func:`~adasim.calibration.throughput_files.read_throughput`.
@@ -74,7 +87,7 @@ def calibrate_throughput(
             "assumptions": found.notes + doubts(found.rows) + untold(posterior),
         }
     )
-    return as_profile(posterior, name, provenance)
+    return as_profile(posterior, name, provenance), posterior
 
 
 def as_profile(posterior: Posterior, name: str, provenance: Provenance) -> Profile:

@@ -76,7 +76,7 @@ class VersionedLuck(Luck):
         *,
         heads_know_text: bool = True,
     ) -> None:
-        super().__init__(requests, seed, model.head, [model.survival(d, max_draft_len) for d in domains])
+        super().__init__(requests, seed, model.head, domains, [model.survival(d, max_draft_len) for d in domains])
         self.max_draft_len, self.heads_know_text = max_draft_len, heads_know_text
         self.loaded_tau = np.array([tau(c) for c in self.curves])  # [domains] of full blocks, as loaded
         self._solved = [Thresholds(model, c) for c in self.curves]

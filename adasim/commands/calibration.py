@@ -38,6 +38,7 @@ def profile_command(
     from adasim.screen import budget_bar
 
     found = design(load(scenario, settings or []))
+    found.engine.identity()  # an engine that is not there is refused before anything is written
     folder = out or Path("reports") / f"{found.plan.scenario.name}-profile"
     with budget_bar(budget_s, quiet=as_json) as say:
         campaign = Campaign(found, folder, budget_s, say, began_s=began_s)

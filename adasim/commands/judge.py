@@ -61,7 +61,7 @@ def judge_recorded(
     from adasim.errors import InputError
     from adasim.experiment import open_folder, write_manifest
     from adasim.validation.blocks import blocks_of
-    from adasim.validation.recorded_runs import runs_recorded
+    from adasim.validation.recorded_runs import beliefs, runs_recorded
     from adasim.validation.run import sound
     from adasim.validation.study import check_engine, check_runs, fitted_cells
 
@@ -73,7 +73,7 @@ def judge_recorded(
     if problems:
         raise InputError(*problems)
     notes = check_engine([r.engine for r in runs if r.engine is not None], profile, force=force)
-    notes += check_runs(runs, None, force=force)
+    notes += [*check_runs(runs, None, force=force), *beliefs(runs, plan)]
     open_folder(out, resume=False, overwrite=overwrite, command="validate")
     keys = {(r.trial.policy, *r.place) for r in runs}
     left = sum((t.policy, *t.point.values(), t.seed) not in keys for b in blocks for t in b.trials)

@@ -109,7 +109,7 @@ def plan_of(scenario: str, settings: Sequence[str], profile: str) -> "tuple[Plan
 
     def believe(config: dict[str, Any]) -> None:
         backend = config.get("backend")
-        if isinstance(backend, dict) and backend.get("kind") == "torch" and backend.get("profile") is None:
+        if isinstance(backend, dict) and backend.get("kind") in {"torch", "sglang"} and backend.get("profile") is None:
             given.append(backend.pop("cost", None) is not None)
             backend["cost"] = believed
 

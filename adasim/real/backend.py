@@ -2,16 +2,12 @@
 
 import json
 import platform
-import random
 import re
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from hashlib import sha256
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -25,14 +21,21 @@ from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
-from adasim.files import is_file
 from adasim.identity import EngineIdentity, fingerprint, processor
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
+from adasim.real.asked import (
+    chat_encoder,
+    check_context,
+    check_domains,
+    draft_folder,
+    draft_limits,
+    with_random_tokens,
+    with_texts,
+)
 from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
-from adasim.real.texts import read_prompts
 from adasim.records import Records
 from adasim.serving.admission import Admission
 from adasim.serving.drift import drift_events
@@ -41,8 +44,6 @@ from adasim.serving.monitor import Finished, Monitor
 from adasim.serving.recorder import Recorder
 from adasim.types import Component, EngineCaps, Request
 from adasim.workload import Workload
-
-DRAFTERS = Path(str(files("adasim") / "real" / "drafters"))
 
 
 class TorchBackend(Component):
@@ -151,10 +152,7 @@ class TorchBackend(Component):
         """The engine's limits and what it provides."""
         provides, longest = set[str](), 1
         if self.drafter is not None:
-            config = self._draft_config()
-            longest = int(config["block_size"]) - 1
-            provides = {"survival", "margin"}
-            provides |= {"accept_len"} if config["architectures"] == ["AdaFlashDraftModel"] else set()
+            longest, provides = draft_limits(self._draft_config())
         return EngineCaps(
             max_draft_len=longest,
             max_running_requests=self.max_running_requests,
@@ -177,10 +175,7 @@ class TorchBackend(Component):
         Raises:
             InputError: a domain has no prompts, or torch is not installed.
         """
-        found = read_prompts(self.prompts, self.rows)
-        missing = [d for d in workload.domain_names if d not in found]
-        if missing:
-            raise InputError(f"workload.domains: no prompts for {', '.join(missing)}; there are {', '.join(found)}")
+        check_domains(workload, self.prompts, self.rows)
         self.scheduler.check(self.caps())
         if find_spec("torch") is None:
             raise InputError("backend: kind torch needs `pip install adasim[real]`")
@@ -202,12 +197,9 @@ class TorchBackend(Component):
         start, drafter, head = self.load_drafter(target) if loads else (None, None, None)
         encode, eos = self._tokenizer(target.arch.vocab)
         if self.forced is not None and self.forced.prompts == "random":
-            requests = workload.generate(seed)
-            prompts = [
-                random.Random(f"{seed}/{r.id}").choices(range(target.arch.vocab), k=r.prompt_len) for r in requests
-            ]
+            requests, prompts = with_random_tokens(workload, seed, target.arch.vocab)
         else:
-            requests, prompts = self._requests(workload, seed, encode)
+            requests, prompts = with_texts(workload, seed, self.prompts, self.rows, encode)
         self._check_lengths(requests, target.arch.max_context)
         caps, domains = self.caps(), workload.domain_names
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
@@ -265,7 +257,7 @@ class TorchBackend(Component):
         from adasim.real.weights import RANDOM
 
         vocab = RANDOM[self.target].vocab if self.target in RANDOM else 0  # only random targets need to know
-        return self._requests(workload, seed, self._tokenizer(vocab)[0])[0]
+        return with_texts(workload, seed, self.prompts, self.rows, self._tokenizer(vocab)[0])[0]
 
     def forced_fields(self, accepted: int, *, prefill: bool) -> dict[str, Any]:
         """Fields for runs that measure costs: acceptance by decree, prompts of the workload's own lengths.
@@ -277,44 +269,17 @@ class TorchBackend(Component):
         forced = Forced(lengths=[accepted], prompts="random", prefill=prefill)
         return {"forced": forced.model_dump(), "ignore_eos": True, "scheduler": {"kind": "fcfs"}, "opd": None}
 
-    def _requests(self, workload: Workload, seed: int, encode: Any) -> tuple[list[Request], list[list[int]]]:
-        """Requests with real prompts, each domain's in an order of its own."""
-        texts = read_prompts(self.prompts, self.rows)
-        for domain, prompts in texts.items():
-            random.Random(f"{seed}/{domain}").shuffle(prompts)
-        taken: dict[str, int] = defaultdict(int)
-        requests, tokens = [], []
-        for r in workload.generate(seed):
-            domain = workload.domain_names[r.domain]
-            ids = encode(texts[domain][taken[domain] % len(texts[domain])])
-            taken[domain] += 1
-            requests.append(replace(r, prompt_len=len(ids), hash_ids=()))
-            tokens.append(ids)
-        return requests, tokens
-
     def _check_lengths(self, requests: list[Request], limit: int) -> None:
-        for r in requests:
-            if r.prompt_len + r.output_len > limit:
-                raise InputError(
-                    f"workload: request {r.id} has {r.prompt_len} prompt and {r.output_len} output tokens; "
-                    f"{self.target} takes {limit} in all"
-                )
+        check_context(requests, self.target, limit)
         self.kv.check(requests, self.caps().block)
 
     def _tokenizer(self, vocab: int) -> tuple[Any, frozenset[int]]:
         """Prompt to tokens, and the tokens that end an answer; random targets read bytes."""
-        from adasim.real.weights import RANDOM, load_tokenizer
+        from adasim.real.weights import RANDOM
 
         if self.target in RANDOM:
             return lambda text: [b % vocab for b in text.encode()], frozenset()
-        tokenizer = load_tokenizer(self.target)
-
-        def encode(text: str) -> list[int]:
-            messages = [{"role": "user", "content": text}]
-            ids: list[int] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            return ids
-
-        return encode, frozenset({int(tokenizer.eos_token_id)})
+        return chat_encoder(self.target)
 
     def _draft_config(self) -> dict[str, Any]:
         assert self.drafter is not None
@@ -324,11 +289,7 @@ class TorchBackend(Component):
     def _draft_folder(self) -> Path:
         """The drafter's folder, or the packaged drafter of that name."""
         assert self.drafter is not None
-        for folder in (Path(self.drafter).expanduser(), DRAFTERS / self.drafter):
-            if is_file(folder / "config.json"):
-                return folder
-        shipped = ", ".join(sorted(p.parent.name for p in DRAFTERS.glob("*/config.json"))) or "none"
-        raise InputError(f"backend.drafter: {self.drafter} holds no config.json; packaged drafters: {shipped}")
+        return draft_folder(self.drafter)
 
     def load_drafter(self, target: Any) -> tuple[Any, Any, Any]:
         """The checkpoint, and from it drafter and length head, ready to run beside a loaded target; None without.

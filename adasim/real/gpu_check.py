@@ -21,7 +21,8 @@ from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
 from adasim.policies.off import Off
 from adasim.policies.threshold import Threshold
-from adasim.real.backend import DRAFTERS, TorchBackend
+from adasim.real.asked import DRAFTERS
+from adasim.real.backend import TorchBackend
 from adasim.real.checkpoint import Checkpoint, save_checkpoint
 from adasim.real.draft import Drafter
 from adasim.real.drafter import DrafterShape

@@ -221,7 +221,7 @@ class SimBackend(Component):
     def _drafters(self) -> dict[str, DraftModel]:
         return (self._profile.drafters if self._profile else {}) | self.drafters
 
-    def _with(self, drafter: str | None) -> tuple[CostModel, AcceptanceModel, int]:
+    def models(self, drafter: str | None) -> tuple[CostModel, AcceptanceModel, int]:
         """Cost, acceptance and longest draft with a drafter; null or an unknown name: the engine's own."""
         cost, acceptance, longest = self._adjusted(self._on_gpus(drafter)), self.calibrated_acceptance, self.max_draft_len
         if drafter is not None and (own := self._drafters().get(drafter)) is not None:
@@ -231,7 +231,7 @@ class SimBackend(Component):
 
     def caps(self, drafter: str | None = None) -> EngineCaps:
         """The engine's limits and what it provides, with one of its drafters."""
-        cost, _, max_draft_len = self._with(drafter)
+        cost, _, max_draft_len = self.models(drafter)
         provides = {"survival", "accept_len", "margin", "cost", "truth"}
         provides |= {"predicted_len"} if self.predictor is not None else set()
         return EngineCaps(
@@ -273,7 +273,7 @@ class SimBackend(Component):
         ]
         longest = 0
         for drafter in (None, *self._drafters()):
-            _, acceptance, max_draft_len = self._with(drafter)
+            _, acceptance, max_draft_len = self.models(drafter)
             whose = f"drafter {drafter}: " if drafter else ""
             checks.append((whose, partial(acceptance.check, workload.domain_names, max_draft_len)))
             checks.append((whose, partial(acceptance.check_requests, requests)))
@@ -304,7 +304,7 @@ class SimBackend(Component):
         """Simulate one run. The same arguments give the same records."""
         requests = workload.requests_of(seed)
         domains = workload.domain_names
-        cost, acceptance, max_draft_len = self._with(policy.drafter)
+        cost, acceptance, max_draft_len = self.models(policy.drafter)
         driver = PolicyDriver(policy, self.caps(policy.drafter))
         luck = self._luck(acceptance, max_draft_len, requests, domains, seed)
         recorder = Recorder(domains, max_draft_len + 1, rounds=self.rounds)

@@ -25,24 +25,26 @@ class HeadLabels:
         self._told, self._said = np.zeros(requests), np.zeros(requests)
         self._rounds = np.zeros(requests, dtype=np.int64)  # labelled ones
         self._rng = np.random.default_rng([seed, 4])
-        self._whole = np.zeros(0, dtype=bool)  # of the round under way: who is verified in full to be labelled
+        self.whole = np.zeros(0, dtype=bool)  # of the round under way: who is verified in full to be labelled
 
-    def whole_blocks(self, verify_lens: IntArray, draft_lens: IntArray) -> IntArray:
-        """Verify lengths [n], some raised to the full block to show uncensored lengths."""
-        if not self.learning.full_verify_share:
-            return verify_lens
-        self._whole = self._rng.random(len(verify_lens)) < self.learning.full_verify_share
-        return np.where(self._whole, draft_lens + 1, verify_lens)
+    def draw_whole(self, draft_lens: IntArray) -> IntArray:
+        """Draft lengths [n], some raised to the full block, which is then verified: who drafts nothing is left alone."""
+        self.whole = (draft_lens > 0) & (self._rng.random(len(draft_lens)) < self.learning.full_verify_share)
+        return np.where(self.whole, self.block - 1, draft_lens)
 
-    def whole(self, verify_lens: IntArray) -> NDArray[np.bool_] | None:
-        """Who of the round under way was drawn to be verified in full, and is, [n]; None = nobody is drawn."""
-        return self._whole & (verify_lens == self.block) if self.learning.full_verify_share else None
+    def keep(self, kept: NDArray[np.bool_]) -> None:
+        """Some of those drawn, [n], left the round: memory was short."""
+        self.whole = self.whole[kept]
+
+    def whole_blocks(self, verify_lens: IntArray) -> IntArray:
+        """Verify lengths [n], those of whoever was drawn raised to the full block to show uncensored lengths."""
+        return np.where(self.whole, self.block, verify_lens)
 
     def note(self, requests: IntArray, run: IntArray, said: FloatArray, verify_lens: IntArray) -> None:
         """A round: L, what the head said less its level, and what was verified, [n] each."""
         told = labels(self.learning.label, run, verify_lens, self.block)
         if self.learning.label == "full_verify":
-            whole = self.whole(verify_lens)  # by chance: where a policy chose it, L tends to be long
+            whole = self.whole  # by chance: where a policy chose it, L tends to be long
             requests, said, told = requests[whole], said[whole], told[whole]
         self._told[requests] += told
         self._said[requests] += said

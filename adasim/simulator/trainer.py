@@ -120,9 +120,10 @@ class Trainer:
         self._use(version, back)
         self._note("reload", left_s, f"version {version.number}{' again' if back else ''}")
 
-    def whole_blocks(self, verify_lens: IntArray, draft_lens: IntArray) -> IntArray:
-        """Verify lengths [n], some raised to the full block where the head is to see uncensored lengths."""
-        return self.labels.whole_blocks(verify_lens, draft_lens) if self.learning.trains else verify_lens
+    @property
+    def shows_whole(self) -> bool:
+        """Whether some blocks are drafted and verified in full, whatever the policy says, for the head to learn from."""
+        return self.learning.trains and self.learning.head.full_verify_share > 0
 
     def observe(
         self, requests: IntArray, domains: IntArray, run: IntArray, reports: FloatArray, verify_lens: IntArray

@@ -12,7 +12,7 @@ from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Adjust
 from adasim.calibration.estimate.head import head_of
 from adasim.calibration.estimate.survival import survival_of
-from adasim.calibration.luck import HeadQuality
+from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.survival import Measured
 from adasim.errors import InputError
 from adasim.records import Records
@@ -50,7 +50,9 @@ def own_head(rounds: pd.DataFrame | None, head: HeadQuality, survival: Mapping[s
         return None
     known = rounds[rounds["domain"].isin(list(survival))]
     found = head_of(known, len(next(iter(survival.values()))), survival, head.reports)
-    return None if found is None else head.model_copy(update={"noise": found.noise, "bias": found.bias})
+    if found is None or found.measured is None:
+        return None if found is None else head.model_copy(update={"noise": found.noise, "bias": found.bias})
+    return head.model_copy(update={"measured": (head.measured or {}) | found.measured})
 
 
 @dataclass(slots=True)
@@ -91,7 +93,7 @@ class Attribution:
             self.advance()
 
     def _rows(self, run: Run, pair: Pair, measured: float) -> list[dict[str, Any]]:
-        luck = luck_seeds(run.trial.seed, self.predictor.luck)
+        luck = luck_seeds(run.trial.seed, self.predictor.replications)
         where = {"policy": run.trial.policy, **run.trial.point, "seed": run.trial.seed}
         before = self._error(pair, luck, measured, self.predictor.plain(run, pair))
         rows = [{**where, "part": "", "error": before}]

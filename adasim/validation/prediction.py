@@ -77,13 +77,13 @@ class Predictor:
 
     Attributes:
         profile: where cost, acceptance and their uncertainty come from.
-        luck: simulated runs of each measured one.
+        replications: simulated runs of each measured one.
         advance: called after every pair.
         notes: what a report must say: where models left their range, what could not be moved; policies by note.
     """
 
     profile: Profile
-    luck: int
+    replications: int
     advance: Callable[[], None] = lambda: None
     notes: dict[str, dict[str, None]] = field(default_factory=dict)
     _plain: dict[tuple[object, ...], dict[str, float]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Predictor:
                 label = pair.reference.policy.label
                 ratios = dict.fromkeys((f"{name}_ratio" for name in RATIOS), 1.0)
                 rows.append({"policy": label, **where, "luck": 0} | plain | ratios)
-            for luck in luck_seeds(run.trial.seed, self.luck):
+            for luck in luck_seeds(run.trial.seed, self.replications):
                 rows.append({"policy": run.trial.policy, **where, "luck": luck} | pair.predict(luck, plain))
             for note in pair.said:
                 self._note(note, run)

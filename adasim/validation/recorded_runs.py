@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from adasim.backends import AnyBackend
 from adasim.errors import InputError
 from adasim.experiment import TRIALS
 from adasim.plan import Plan, Trial
@@ -15,6 +16,7 @@ from adasim.validation.blocks import Block
 from adasim.validation.run import Run, read_manifest
 
 BELIEFS = {"cost", "profile"}  # what policies of a real engine know of time
+CONTEXT = 64.0  # tokens, at which beliefs are compared
 
 
 def runs_recorded(folder: Path, plan: Plan, known: Collection[str] = ()) -> list[Run]:
@@ -112,6 +114,43 @@ def _believing(run: Run) -> Run:
         return run
     backend = {k: v for k, v in raw.items() if k not in BELIEFS} | {k: then[k] for k in BELIEFS & set(then)}
     return replace(run, trial=replace(run.trial, config=run.trial.config | {"backend": backend}))
+
+
+def beliefs(runs: Sequence[Run], plan: Plan) -> list[str]:
+    """What a report must say of policies that decided by another cost than the one that ``plan`` gives them.
+
+    Their twins believe what they believed, so that records outlive the profile they were made with; how far the beliefs
+    lie apart is told by the rounds that the engine's smallest and largest batch would take.
+    """
+    other = dict[str, tuple[AnyBackend, AnyBackend]]()
+    now = {t.policy: t.config for t in plan.trials}
+    for run in runs:
+        mine, theirs = now[run.trial.policy]["backend"], run.trial.config["backend"]
+        asks = mine["kind"] != "sim" and "cost" in mine and run.trial.policy not in other
+        if asks and _parsed(mine) != _parsed(theirs):
+            scenario = run.trial.scenario()
+            asked = replace(run.trial, config=run.trial.config | {"backend": mine}).scenario()
+            other[run.trial.policy] = scenario.backend, asked.backend
+    return [
+        f"{policy} decided by a cost of then, not by the profile's: {_apart(*pair)}" for policy, pair in other.items()
+    ]
+
+
+def _parsed(backend: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: backend.get(name) for name in BELIEFS}
+
+
+def _apart(then: AnyBackend, now: AnyBackend) -> str:
+    """How much longer rounds take by one backend's cost than by another's."""
+    before, after, largest = then.caps().cost, now.caps().cost, now.caps().max_running_requests
+    assert before is not None
+    assert after is not None
+    block, said = now.caps().block, []
+    for batch in (1, largest):
+        for name, positions, tokens in (("plain", 0, batch), ("full-block", block * batch, block * batch)):
+            ratio = before.round_s(batch, positions, tokens, CONTEXT) / after.round_s(batch, positions, tokens, CONTEXT)
+            said.append(f"{ratio - 1:+.1%} for a {name} round of {batch}")
+    return ", ".join(said)
 
 
 def differing(theirs: object, mine: object, who: str = "the scenario says") -> Iterator[str]:

@@ -111,7 +111,7 @@ def examine(
         near = f"no more than {settings.reference_age_s:g} s away"
         raise InputError(f"nothing to validate: no finished run has plain decoding beside it, {near}")
     measured = every[every["judged"]]
-    predictor = Predictor(profile, settings.luck, progress("simulating", len(pairs)))
+    predictor = Predictor(profile, settings.replications, progress("simulating", len(pairs)))
     predicted = predictor.table(pairs)
     uncertain, seen = dict[Cell, dict[str, float]](), set[Cell]()
     for run, pair in pairs:

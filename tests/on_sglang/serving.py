@@ -12,7 +12,7 @@ import torch
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import Fcfs
-from adasim.real.backend import DRAFTERS
+from adasim.real.asked import DRAFTERS
 from adasim.real.checkpoint import load_checkpoint
 from adasim.real.draft import ready
 from adasim.real.engine import Engine

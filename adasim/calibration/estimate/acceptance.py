@@ -10,7 +10,7 @@ from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.estimate.effects import by_context, by_temperature
 from adasim.calibration.estimate.part import FittedPart, interval, residual, weights
 from adasim.calibration.estimate.recording import RecordedTrial, max_draft_len, natural, rounds_of
-from adasim.calibration.estimate.text_model import Shape, TextModel, sequences
+from adasim.calibration.estimate.text_model import Shape, TextModel, sequences, settled
 from adasim.calibration.estimate.text_shape import Posterior, Told, low_limit, posterior
 from adasim.calibration.interval import Estimate
 from adasim.calibration.survival import AnyCurve, Measured
@@ -26,7 +26,10 @@ MODEL_DRAWS = 100
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Of one domain: how often a draft was verified behind accepted ones, and accepted."""
+    """Of one domain: how often a draft was verified behind accepted ones, and accepted, of each text.
+
+    Runs of one length that answer the same text count once together: which prompts were repeated is the design's doing.
+    """
 
     at_risk: FloatArray  # [texts, K]
     survived: FloatArray  # [texts, K]
@@ -34,6 +37,7 @@ class _Counts:
     whole_survived: FloatArray  # [texts, K]
     rounds: dict[int, float]  # verify_len -> rounds
     known: int  # positions that are identified
+    tokens: float  # mean answer behind the prefill's token
 
     @property
     def direct(self) -> bool:
@@ -77,6 +81,7 @@ def fit_acceptance(trials: Sequence[RecordedTrial], seed: int = 0) -> FittedPart
         notes.append("acceptance: of the drafter as loaded; later versions are in the learning curves")
     elif not as_loaded.all():
         notes.append("acceptance: pooled over drafter versions, too few rounds are of the drafter as loaded")
+    rounds = rounds.assign(share=1 / rounds.groupby(["text", "fixed_len"])["trial"].transform("nunique"))
     depth = max_draft_len(trials)
     domains = list(dict.fromkeys(sorted(rounds["domain"])))
     counts = {d: _count(rounds[rounds["domain"] == d], depth) for d in domains}
@@ -156,6 +161,7 @@ def _unbiased(trials: Sequence[RecordedTrial]) -> tuple[pd.DataFrame, list[str]]
 def _count(rounds: pd.DataFrame, depth: int) -> _Counts:
     text, names = pd.factorize(rounds["text"])
     accepted, verified = rounds["accepted"].to_numpy(), rounds["verify_len"].to_numpy()
+    share = rounds["share"].to_numpy()[:, None]
     d = np.arange(1, depth + 1)
     at_risk = (accepted[:, None] >= d - 1) & (verified[:, None] > d)
     survived = at_risk & (accepted[:, None] >= d)
@@ -163,15 +169,16 @@ def _count(rounds: pd.DataFrame, depth: int) -> _Counts:
 
     def by_text(flags: "np.ndarray[tuple[int, int], np.dtype[np.bool_]]") -> FloatArray:
         out = np.zeros((len(names), depth))
-        np.add.at(out, text, flags)
+        np.add.at(out, text, share * flags)
         return out
 
-    by_len = {int(v): float(n) for v, n in zip(*np.unique(verified, return_counts=True), strict=True)}
+    by_len = {int(str(v)): float(n) for v, n in pd.Series(share[:, 0]).groupby(verified).sum().items()}
     enough = at_risk.sum(axis=0) >= LEAST_AT_RISK
     known = int(depth if enough.all() else np.argmin(enough))
     return _Counts(
-        by_text(at_risk), by_text(survived), by_text(at_risk & whole), by_text(survived & whole), by_len, max(known, 1)
-    )
+        by_text(at_risk), by_text(survived), by_text(at_risk & whole), by_text(survived & whole), by_len, max(known, 1),
+        float(rounds.groupby("life")["answer"].first().mean()) - 1,
+    )  # fmt: skip
 
 
 def _told(rounds: pd.DataFrame, counts: _Counts, seed: int) -> Told | None:
@@ -193,7 +200,7 @@ def _told(rounds: pd.DataFrame, counts: _Counts, seed: int) -> Told | None:
     order = sequences(accepted, [g["verify_len"].to_numpy().clip(max=counts.known + 1) for g in groups])
     lengths = {v: n for v, n in counts.rounds.items() if v > 1}
     texts = np.array([g["text"].iloc[0] for g in groups])
-    return Told(order, counts.hazards(), lengths, texts)
+    return Told(order, counts.hazards(), lengths, texts, counts.tokens)
 
 
 def _domain(
@@ -208,10 +215,15 @@ def _domain(
     """Full-block survival of a domain, [K], the relative half-width of its tau, and its thresholds."""
     lives = len(counts.at_risk)
     model = TextModel(shape)
-    thresholds = _beyond(model.solve(counts.hazards(), counts.rounds), depth)
+    thresholds = _beyond(model.solve(counts.hazards(), counts.rounds, counts.tokens), depth)
     if counts.direct:
-        curve = counts.whole_curve()
-        draws = np.stack([counts.whole_curve(w) for w in weights(lives, seed)])
+        pooled = counts.whole_curve()
+        curve = settled(pooled, shape, counts.tokens)
+        draws = np.stack([counts.whole_curve(w) for w in weights(lives, seed)]) * (curve / pooled)
+        part.notes.append(
+            f"acceptance of {domain}: tau {1 + pooled.sum():.3f} over answers of {counts.tokens + 1:.0f} tokens, whose "
+            f"first rounds start anywhere, is {1 + curve.sum():.3f} of settled rounds, which the curve is of"
+        )
         how = f"full blocks of {lives} requests, bootstrap over them"
     else:
         curve = np.minimum.accumulate(model.survival(thresholds, depth + 1))
@@ -252,7 +264,8 @@ def _domain(
             "observed": np.concatenate([np.cumprod(counts.hazards()), np.full(depth - counts.known, np.nan)]),
         }
     )
-    return np.clip(curve, 1e-6, 1.0), (tau.high - tau.low) / 2 / tau.value, _AtLengths(model, thresholds)
+    at_lengths = _AtLengths(model, thresholds, counts.tokens)
+    return np.clip(curve, 1e-6, 1.0), (tau.high - tau.low) / 2 / tau.value, at_lengths
 
 
 def _model_draws(counts: _Counts, shapes: Sequence[Shape], depth: int, seed: int) -> FloatArray:
@@ -261,7 +274,7 @@ def _model_draws(counts: _Counts, shapes: Sequence[Shape], depth: int, seed: int
     out = []
     for w, shape in zip(weights(len(counts.at_risk), seed, len(shapes)), shapes, strict=True):
         model = TextModel(shape)
-        thresholds = model.solve(counts.hazards(w), counts.rounds)
+        thresholds = model.solve(counts.hazards(w), counts.rounds, counts.tokens)
         tail = float(np.log(rng.uniform()) - np.log(rng.uniform()))  # logistic: a rate anywhere between never and always
         out.append(model.survival(_beyond(thresholds, depth, tail), depth + 1))
     return np.array(out)
@@ -275,22 +288,24 @@ def _beyond(thresholds: FloatArray, depth: int, tail: float | None = None) -> Fl
 
 @dataclass(frozen=True, slots=True)
 class _AtLengths:
-    """tau at every verify length under the model."""
+    """tau at every verify length under the model, in answers like those recorded."""
 
     model: TextModel
     thresholds: FloatArray
+    tokens: float
 
     def tau(self, verify_len: int) -> float:
-        return 1 + float(self.model.survival(self.thresholds, verify_len).sum())
+        return 1 + float(self.model.survival(self.thresholds, verify_len, self.tokens).sum())
 
 
 def _compare(part: FittedPart[CurveAcceptance], domain: str, rounds: pd.DataFrame, model: _AtLengths) -> None:
     """tau of every fixed length, measured and by the model."""
     rows = []
     for v, mine in rounds[rounds["fixed_len"] > 1].groupby("fixed_len"):
-        measured, expected = 1 + float(mine["accepted"].mean()), model.tau(int(str(v)))
-        lives = mine.groupby("text")["accepted"].agg(["mean", "size"])
-        means = 1 + (weights(len(lives)) @ (lives["mean"] * lives["size"])) / (weights(len(lives)) @ lives["size"])
+        given = mine.assign(given=mine["share"] * (1 + mine["accepted"])).groupby("text")[["given", "share"]].sum()
+        measured, expected = float(given["given"].sum() / given["share"].sum()), model.tau(int(str(v)))
+        lives, drawn = given["share"], weights(len(given))
+        means = (drawn @ given["given"]) / (drawn @ lives)
         limits = interval(measured, means, len(lives), "")
         rows.append((int(str(v)), measured, limits.low, limits.high, expected))
         off = np.array([expected / measured - 1])

@@ -1,19 +1,21 @@
 """How well the length head knows L, from what it reported and what was then accepted."""
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from adasim.calibration.estimate.head_likelihood import BIAS, NOISE, Form, HeadLikelihood, Told
+from adasim.calibration.estimate.head_reports import Seen, seen_in
 from adasim.calibration.estimate.part import FittedPart, interval, residual, weights
 from adasim.calibration.estimate.recording import RecordedTrial, max_draft_len, natural, numbered, rounds_of
 from adasim.calibration.estimate.survival import survival_of
+from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.interval import Estimate
-from adasim.calibration.luck import HeadQuality
 from adasim.types import FloatArray
 
-MOST_ROUNDS = 4000
+MOST_ROUNDS = 10000
 LEAST_ROUNDS = 50
 DRAWS = 50
 CLEARLY = 3.0  # log likelihood by which "mean" must be better than the simpler "truth"
@@ -23,11 +25,12 @@ FORMS: dict[Form, str] = {"truth": "1 + L, bias and noise", "mean": "1 + the mea
 def fit_head(
     trials: Sequence[RecordedTrial], seed: int = 0, survival: Mapping[str, FloatArray] | None = None
 ) -> FittedPart[HeadQuality]:
-    """Form, noise and bias of the length head; margins keep their defaults.
+    """Form, noise and bias of the length head, or its reports as they were seen; margins keep their defaults.
 
     Maximum likelihood of reports and accepted drafts together: a round whose drafts were all accepted says
     L >= verify_len - 1. Lengths that follow the report itself censor no differently for it, so rounds of head policies
-    count too. Assumes normal noise of one size. The form is the likelier one.
+    count too. Assumes normal noise of one size. The form is the likelier one, unless reports as they were seen, with a
+    noise of each domain's own, are likelier by more than their parameters (Akaike).
 
     Intervals are given the survival: where that is off, the bias makes up for it. Too few reports: the default, with
     intervals of everything, and a note.
@@ -49,19 +52,26 @@ def fit_head(
         rounds = rounds[rounds["text"].isin(total.index[total <= MOST_ROUNDS])]
     likelihood = HeadLikelihood(rounds, depth, _whole_blocks(trials, depth) if survival is None else survival)
     told, note = _likelier(likelihood)
-    points = _predicted(likelihood, told, rounds)
+    seen = seen_in(rounds, likelihood)
+    measured, more = _measured(seen, told)
+    points = _predicted(likelihood, seen.believed if measured else likelihood.believed(told), rounds)
     life, names = pd.factorize(rounds["text"])
-    again = [likelihood.fit(told.reports, w[life], told) for w in weights(len(names), seed, DRAWS)]
     how = f"likelihood of {len(rounds)} rounds, bootstrap over {len(names)} requests"
-    part = FittedPart(
-        told.quality,
-        {
+    drawn = weights(len(names), seed, DRAWS)
+    if measured:
+        intervals = _as_seen(seen, rounds, drawn[:, life], len(names), how)
+    else:
+        again = [likelihood.fit(told.reports, w[life], told) for w in drawn]
+        intervals = {
             "head.noise": interval(told.noise, np.array([t.noise for t in again]), len(names), how, NOISE),
             "head.bias": interval(told.bias, np.array([t.bias for t in again]), len(names), how, BIAS),
-        },
+        }
+    part = FittedPart(
+        seen.quality if measured else told.quality,
+        intervals,
         counts={"head rounds": len(rounds)},
         ranges={"accept_len": (float(rounds["accept_len"].min()), float(rounds["accept_len"].max()))},
-        notes=[note],
+        notes=[note + more],
         points={"head": points},
     )
     censored = float((rounds["accepted"] == rounds["verify_len"] - 1).mean())
@@ -74,7 +84,10 @@ def fit_head(
 
 
 def head_of(
-    rounds: pd.DataFrame, depth: int, survival: Mapping[str, FloatArray] | None = None, reports: Form | None = None
+    rounds: pd.DataFrame,
+    depth: int,
+    survival: Mapping[str, FloatArray] | None = None,
+    reports: Form | Literal["measured"] | None = None,
 ) -> HeadQuality | None:
     """The length head of a few recorded rounds, as :func:`fit_head` finds it; None: too few reports.
 
@@ -82,12 +95,14 @@ def head_of(
         rounds: ``RoundRecord`` columns, whatever chose their lengths.
         depth: K.
         survival: of full blocks by domain; see :func:`fit_head`.
-        reports: the form; None = the likelier one.
+        reports: the form; None = the likelier one of two that are formulas.
     """
     known = rounds[rounds["accept_len"].notna() & (rounds["draft_len"] > 0)]
     if len(known) < LEAST_ROUNDS:
         return None
     likelihood = HeadLikelihood(known, depth, survival)
+    if reports == "measured":
+        return seen_in(known.assign(share=1.0), likelihood).quality
     return (_likelier(likelihood)[0] if reports is None else likelihood.fit(reports)).quality
 
 
@@ -112,7 +127,10 @@ def _reports(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
             # those that verified nothing count too: leaving them out would choose by the report
             known = rounds["accept_len"].notna() & (rounds["draft_len"] > 0)
             parts.append(rounds[known].assign(trial=i, seed=trial.seed))
-    return numbered(pd.concat(parts, ignore_index=True)) if parts else pd.DataFrame(columns=["text"])
+    if not parts:
+        return pd.DataFrame(columns=["text"])
+    rounds = numbered(pd.concat(parts, ignore_index=True))
+    return rounds.assign(share=1 / rounds.groupby("text")["trial"].transform("nunique"))
 
 
 def _whole_blocks(trials: Sequence[RecordedTrial], depth: int) -> dict[str, FloatArray]:
@@ -129,14 +147,41 @@ def _unknown() -> dict[str, Estimate]:
     return {n: Estimate(value=v, low=low, high=high, how="not identified") for n, (v, (low, high)) in limits.items()}
 
 
-def _predicted(likelihood: HeadLikelihood, told: Told, rounds: pd.DataFrame) -> pd.DataFrame:
+def _measured(seen: Seen, told: Told) -> tuple[bool, str]:
+    """Whether no formula of reports holds, and by how much."""
+    better = seen.log_likelihood - told.log_likelihood
+    needed = seen.parameters + CLEARLY
+    return better > needed, (
+        f"; reports as they were seen, with a noise of each domain's own, have {better:+.0f}, of which "
+        f"{needed:.0f} are needed for their {seen.parameters} parameters"
+    )
+
+
+def _as_seen(seen: Seen, rounds: pd.DataFrame, drawn: FloatArray, requests: int, how: str) -> dict[str, Estimate]:
+    """Intervals of a measured head: noise of each domain, what is common to them as factor and as tokens."""
+    share, report = rounds["share"].to_numpy(dtype=float), rounds["accept_len"].to_numpy(dtype=float)
+    again = np.stack([seen.noises(w * share) for w in drawn])
+    found, low, high = {}, 1.0, 1.0
+    for d, name in enumerate(seen.domains):
+        at = interval(float(seen.noise[d]), again[:, d], requests, how, NOISE)
+        found[f"head.noise.{name}"] = at
+        low, high = min(low, at.low / at.value), max(high, at.high / at.value)
+    mean = float(share @ report / share.sum())
+    means = (drawn * share) @ report / (drawn @ share)
+    widest = "times each domain's; the widest of their intervals"
+    found["head.noise"] = Estimate(value=1.0, low=max(low, NOISE[0]), high=min(high, NOISE[1]), how=widest)
+    found["head.bias"] = interval(0.0, means - mean, requests, how, BIAS)
+    return found
+
+
+def _predicted(likelihood: HeadLikelihood, believed: FloatArray, rounds: pd.DataFrame) -> pd.DataFrame:
     """By report: what was accepted, and what the fitted head expects of rounds cut as these were."""
     cut = np.minimum(likelihood.run, rounds["verify_len"].to_numpy()[:, None] - 1)
     table = pd.DataFrame(
         {
             "report": rounds["accept_len"].to_numpy(),
             "accepted": rounds["accepted"].to_numpy(),
-            "expected": 1 + (likelihood.believed(told) * cut).sum(axis=1),
+            "expected": 1 + (believed * cut).sum(axis=1),
             "censored": (rounds["accepted"] == rounds["verify_len"] - 1).to_numpy(),
         }
     )

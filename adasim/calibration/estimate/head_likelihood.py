@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import minimize
 
-from adasim.calibration.luck import SIGNAL_MARGIN, HeadQuality
+from adasim.calibration.head_quality import SIGNAL_MARGIN, HeadQuality
 from adasim.types import FloatArray
 
 Form = Literal["truth", "mean"]
@@ -63,6 +63,7 @@ class HeadLikelihood:
         self.run = np.arange(depth + 1)
         self.report = rounds["accept_len"].to_numpy(dtype=float) - 1
         self.domain, names = pd.factorize(rounds["domain"])
+        self.names = [str(name) for name in names]
         accepted, verified = rounds["accepted"].to_numpy()[:, None], rounds["verify_len"].to_numpy()[:, None]
         complete = accepted == verified - 1
         self.possible = np.where(complete, self.run >= accepted, self.run == accepted)  # [rounds, K + 1]

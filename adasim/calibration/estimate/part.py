@@ -90,10 +90,13 @@ def interval(
     )
 
 
-def trimmed(errors: FloatArray) -> float:
-    """Mean of the smallest 95 % of errors, NaNs left out."""
-    known = np.sort(errors[np.isfinite(errors)])
-    return float(known[: max(1, round(len(known) * (1 - TRIM)))].mean())
+def trimmed(errors: FloatArray, weight: FloatArray | None = None) -> float:
+    """Mean of the smallest 95 % of errors, NaNs left out, by ``weight`` where it is given."""
+    known, w = errors[np.isfinite(errors)], np.ones(len(errors)) if weight is None else weight
+    w = w[np.isfinite(errors)]
+    order = np.argsort(known)
+    kept = order[: max(1, round(len(known) * (1 - TRIM)))]
+    return float(np.average(known[kept], weights=w[kept]))
 
 
 def residual(part: str, region: str, off: FloatArray) -> Residual:

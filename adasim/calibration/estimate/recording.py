@@ -6,14 +6,17 @@ from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
 from adasim.identity import EngineIdentity
 from adasim.records import Records
-from adasim.types import HEAD_OUTPUTS, Component
+from adasim.types import HEAD_OUTPUTS, Component, IntArray
 
 # How a policy's verify lengths came about: the same for all rounds; from what earlier rounds accepted or the load;
 # from a look at the very drafts they cut (longer where more will be accepted: what is cut tells of what was cut off).
 Choice = Literal["fixed", "adaptive", "informed"]
+BY_CHANCE = 0.01  # probability that two texts of a recording look the same, from which on they do not count as one
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,9 @@ def rounds_of(trials: Sequence[RecordedTrial], choices: Sequence[Choice] = ("fix
     """Rounds that were chosen so, and those drawn blind to be verified in full; all natural trials together.
 
     Columns as in :class:`~adasim.records.RoundRecord` and ``trial`` (index), ``life`` (a number per request of a trial),
-    ``text`` (one number per request of a seed: trials of one seed answer the same prompts, so that theirs are no second
-    sample) and ``fixed_len`` (verify_len of every round of that trial, 0 where it varies). Ordered by life and step.
+    ``text`` (one number per text, see :func:`numbered`: what answers the same prompt alike is no second sample),
+    ``fixed_len`` (verify_len of every round of that trial, 0 where it varies) and ``answer`` (the request's tokens).
+    Ordered by life and step.
     """
     parts = []
     for i, trial in enumerate(trials):
@@ -116,7 +120,8 @@ def rounds_of(trials: Sequence[RecordedTrial], choices: Sequence[Choice] = ("fix
             continue
         lengths = kept["verify_len"].unique()
         always = int(lengths[0]) if len(lengths) == 1 and trial.choice == "fixed" else 0
-        parts.append(kept.assign(trial=i, seed=trial.seed, fixed_len=always))
+        answer = kept["request"].map(trial.records.requests.set_index("request")["tokens"])
+        parts.append(kept.assign(trial=i, seed=trial.seed, fixed_len=always, answer=answer))
     if not parts:
         return pd.DataFrame()
     table = numbered(pd.concat(parts, ignore_index=True))
@@ -141,6 +146,37 @@ def max_draft_len(trials: Sequence[RecordedTrial]) -> int:
 
 
 def numbered(rounds: pd.DataFrame) -> pd.DataFrame:
-    """The same with ``life`` and ``text``; see :func:`rounds_of`. Needs trial, seed, domain, request."""
+    """The same with ``life`` and ``text``; see :func:`rounds_of`. Needs trial, seed and the columns of ``RoundRecord``.
+
+    Requests of one seed answer the same prompts. Where prompts come from a list, those of other seeds do too, and greedy
+    decoding answers them alike: lives of equal prompts whose rounds were all the same are one text, unless so many of
+    their sequences could be equal by chance.
+    """
     life = rounds.groupby(["trial", "request"], sort=False).ngroup()
-    return rounds.assign(life=life, text=rounds.groupby(["seed", "domain", "request"], sort=False).ngroup())
+    text = rounds.groupby(["seed", "domain", "request"], sort=False).ngroup()
+    return rounds.assign(life=life, text=_joined(text, _alike(rounds, life, text)))
+
+
+def _alike(rounds: pd.DataFrame, life: "pd.Series[int]", text: "pd.Series[int]") -> "pd.Series[int]":
+    """A number of every round: that of its life's rounds, where no life has them by chance; else the life's own."""
+    accepted = rounds.groupby(["domain", "verify_len", "accepted"])["step"].transform("size")
+    among = rounds.groupby(["domain", "verify_len"])["step"].transform("size")
+    unlikely = np.log(accepted / among).groupby(life).sum()  # log P of a life's rounds, were they independent
+    columns = ["context", "position", "verify_len", "accepted", "draft_version"]
+    hashes = pd.Series(pd.util.hash_pandas_object(rounds[["domain", *columns]], index=False).to_numpy(), rounds.index)
+    order = rounds.groupby(life).cumcount().to_numpy(dtype=np.uint64)
+    with np.errstate(over="ignore"):
+        whole = (hashes * (2 * order + 1)).groupby(life).sum()
+    rivals = text.groupby([rounds["domain"], rounds["context"] - rounds["position"]]).transform("nunique")
+    chance = unlikely + np.log(rivals.groupby(life).first())  # that some other prompt of that length gives the same
+    whole = whole.where(chance < np.log(BY_CHANCE), pd.Series(whole.index.to_numpy(dtype=np.uint64), whole.index))
+    return life.map(whole)
+
+
+def _joined(first: "pd.Series[int]", second: "pd.Series[int]") -> IntArray:
+    """Numbers of what hangs together by either label, [rows]."""
+    a, b = pd.factorize(first)[0], pd.factorize(second)[0]
+    size = a.max() + 1 if len(a) else 0
+    edges = coo_array((np.ones(len(a)), (a, size + b)), shape=(size + b.max() + 1,) * 2) if len(a) else coo_array((0, 0))
+    found: IntArray = connected_components(edges, directed=False)[1][a]
+    return np.asarray(pd.factorize(found)[0], dtype=np.int64)

@@ -16,6 +16,7 @@ BLOCK_S = 20.0  # in which a machine's speed is taken to be steady
 PASSES = 8  # of the robust fit of the machine's speed
 SPLITS = 5  # of cells into halves, to see how well they tell the machine's speed
 LEAST_TIES = 4  # cells that a block must share with others for its speed to be told
+EXACT = 1e-9  # of logarithms: half of the cells fit to the last digit, and weights would all be 0
 SKIPPED = 1  # rounds at a run's start: they pay for what later ones find ready
 
 
@@ -241,7 +242,9 @@ def _factors(part: pd.DataFrame, index: "pd.Index[str]") -> "pd.Series[float]":
         level = np.bincount(cell, weights=weight * (y - found[block])) / total
         off = np.abs(y - level[cell] - found[block])
         spread = 1.4826 * float(np.median(off))
-        weight = prior * np.minimum(1.0, HUBER * spread / np.maximum(off, 1e-9))
+        if spread < EXACT:
+            break
+        weight = prior * np.minimum(1.0, HUBER * spread / np.maximum(off, EXACT))
     tied = np.isin(np.arange(len(index)), block)
     return pd.Series(np.where(tied, found - np.median(found[tied]), 0.0), index=index)
 

@@ -8,6 +8,7 @@ both on a grid. Its likelihood of whole sequences of rounds needs no approximati
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 
 import numpy as np
 from scipy.special import ndtr, ndtri
@@ -17,6 +18,8 @@ from adasim.types import FloatArray, IntArray
 HARDNESS = np.linspace(-4.0, 4.0, 21)
 LEVELS = np.linspace(-3.0, 3.0, 13)
 LIMIT = 8.0  # thresholds lie within +- this
+MOST_ROUNDS, SETTLED = 200, 1e-8  # until starts of rounds no longer change, in probability
+MOST_TOKENS = 64  # of an answer, whose positions are looked at one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,59 +68,61 @@ class TextModel:
         accepted: FloatArray = ndtr((threshold - self.shift) / self.scale)
         return accepted
 
-    def solve(self, hazards: FloatArray, rounds: Mapping[int, float]) -> FloatArray:
-        """Thresholds by distance, [K], under which settled rounds have these rates of acceptance.
+    def solve(self, hazards: FloatArray, rounds: Mapping[int, float], tokens: float = inf) -> FloatArray:
+        """Thresholds by distance, [K], under which rounds have these rates of acceptance.
 
         Args:
             hazards: P(draft d accepted | those before it were, and it was verified), pooled over the rounds, [K].
             rounds: verify_len -> how many rounds of runs that always verify so much.
+            tokens: mean answer behind the prefill's token, in which the rounds were; infinite: they are settled.
         """
-        depth = len(hazards)
-        starts = dict.fromkeys(rounds, self.start)
-        of_rounds = dict.fromkeys(rounds, self.share)
         thresholds = np.clip(ndtri(np.clip(hazards, 1e-6, 1 - 1e-6)), -LIMIT, LIMIT)
         for _ in range(40):
             before = thresholds.copy()
-            alive = {v: starts[v] * of_rounds[v][:, None] * n for v, n in rounds.items()}
-            after = {v: np.zeros_like(self.start) for v in rounds}
-            for d in range(depth):
+            alive = {v: n * self.starts(thresholds[: v - 1], tokens) for v, n in rounds.items()}
+            for d in range(len(hazards)):
                 here = {v: alive[v] @ self.move for v in rounds if v > d + 1}
                 if not here:
                     break
                 thresholds[d] = self._threshold(sum(here.values()), float(hazards[d]), float(thresholds[d]))
                 ok = self.accept(float(thresholds[d]))
-                for v, mass in here.items():
-                    alive[v] = mass * ok
-                    after[v] = after[v] + mass * (1 - ok)
-            for v in rounds:
-                self._settle(v, starts, of_rounds, alive, after, thresholds)
-            if np.abs(thresholds - before).max() < 1e-5:
+                alive |= {v: mass * ok for v, mass in here.items()}
+            if np.abs(thresholds - before).max() < 1e-4:
                 break
         return thresholds
 
-    def _settle(
-        self,
-        v: int,
-        starts: dict[int, FloatArray],
-        of_rounds: dict[int, FloatArray],
-        alive: dict[int, FloatArray],
-        after: dict[int, FloatArray],
-        thresholds: FloatArray,
-    ) -> None:
-        """Move the starts of rounds of ``v`` tokens on by one round."""
-        ended = after[v] + alive[v] @ self.move
-        starts[v] = ended / np.maximum(ended.sum(axis=1, keepdims=True), 1e-300)
-        length = 1 + self._curve(starts[v], thresholds[: v - 1]).sum(axis=0)  # tokens a round, by level
-        weight = self.share / length
-        of_rounds[v] = weight / weight.sum()
+    def starts(self, thresholds: FloatArray, tokens: float = inf) -> FloatArray:
+        """Where rounds with these thresholds start, pooled over answers of ``tokens``, [r, x], 1 in all.
 
-    def _curve(self, start: FloatArray, thresholds: FloatArray) -> FloatArray:
-        """P(first k drafts accepted) by level, [K, r]."""
-        alive, out = start, []
-        for threshold in thresholds.tolist():
-            alive = (alive @ self.move) * self.accept(threshold)
-            out.append(alive.sum(axis=1))
-        return np.array(out).reshape(len(thresholds), len(self.share))
+        The first round of an answer starts anywhere; later ones behind a token that was wrong, where text is harder than
+        usual. Who accepts less needs more rounds. Positions that a long answer has beyond some are like the ones before.
+        """
+        ended, complete = self._operators(thresholds)
+        moves = np.stack([*ended, complete[-1]])  # [a, r, x, x]: from the start of a round that accepts a to the next
+        if tokens == inf:
+            return self._settled(moves)
+        reach, width = len(moves), len(HARDNESS)
+        out = moves.transpose(1, 2, 0, 3).reshape(len(self.share), width, reach * width)
+        first = min(max(round(tokens), 1), MOST_TOKENS)
+        mass = np.zeros((first + reach, *self.start.shape))
+        mass[0] = self.share[:, None] * self.start
+        for t in range(first):
+            later = (mass[t][:, None, :] @ out).reshape(len(self.share), reach, width)
+            mass[t + 1 : t + 1 + reach] += later.transpose(1, 0, 2)
+        pooled = mass[:first].sum(axis=0) + max(tokens - first, 0.0) * mass[first - first // 4 - 1 : first].mean(axis=0)
+        return np.asarray(pooled / pooled.sum(), dtype=np.float64)
+
+    def _settled(self, moves: FloatArray) -> FloatArray:
+        """The same where answers have no end, from what each number accepted does to the state, [a, r, x, x]."""
+        step, state = moves.sum(axis=0), self.start
+        for _ in range(MOST_ROUNDS):
+            before, state = state, (state[:, None, :] @ step)[:, 0]
+            state = state / np.maximum(state.sum(axis=1, keepdims=True), 1e-300)
+            if np.abs(state - before).max() < SETTLED:
+                break
+        given = (state[None, :, None, :] @ moves)[:, :, 0].sum(axis=2)  # [a, r]
+        share = self.share / (np.arange(1, len(moves) + 1) @ given)  # rounds of each level
+        return np.asarray(state * (share / share.sum())[:, None], dtype=np.float64)
 
     def _threshold(self, here: FloatArray, hazard: float, guess: float) -> float:
         """Where the share ``hazard`` of the mass is accepted: Newton, kept within limits."""
@@ -132,23 +137,20 @@ class TextModel:
                 break
         return threshold
 
-    def survival(self, thresholds: FloatArray, verify_len: int) -> FloatArray:
-        """Survival curve of runs that always verify ``verify_len`` tokens, settled, [verify_len - 1]."""
-        start, share = self.start, self.share
+    def survival(self, thresholds: FloatArray, verify_len: int, tokens: float = inf) -> FloatArray:
+        """Survival curve of runs that always verify ``verify_len`` tokens, [verify_len - 1].
+
+        Args:
+            thresholds: by distance, [K].
+            verify_len: of every round.
+            tokens: see :meth:`solve`.
+        """
         cut = thresholds[: verify_len - 1]
-        curve = self._curve(start, cut)
-        for _ in range(60):
-            alive, after = start, np.zeros_like(start)
-            for threshold in cut.tolist():
-                here, ok = alive @ self.move, self.accept(threshold)
-                after, alive = after + here * (1 - ok), here * ok
-            after = after + alive @ self.move
-            start = after / after.sum(axis=1, keepdims=True)
-            before, curve = curve, self._curve(start, cut)
-            if np.abs(curve - before).max() < 1e-7:
-                break
-        share = self.share / (1 + curve.sum(axis=0))
-        return curve @ (share / share.sum())
+        alive, curve = self.starts(cut, tokens), []
+        for threshold in cut.tolist():
+            alive = (alive @ self.move) * self.accept(threshold)
+            curve.append(alive.sum())
+        return np.array(curve)
 
     def log_likelihood(self, sequences: Sequences, thresholds: FloatArray) -> FloatArray:
         """Of each request's rounds, [requests]."""
@@ -181,6 +183,19 @@ class TextModel:
                 ended.append(moved * (1 - ok))
                 whole = moved * ok
         return ended, complete
+
+
+def settled(curve: FloatArray, shape: Shape, tokens: float) -> FloatArray:
+    """The survival of settled full-block rounds, [K], where ``curve`` is that of all rounds of answers of ``tokens``.
+
+    Acceptance models are of settled rounds. Short answers are better: their first round may start anywhere, later ones
+    only where a draft was wrong.
+    """
+    whole, before = {len(curve) + 1: 1.0}, np.concatenate([[1.0], curve[:-1]])
+    model = TextModel(shape)
+    thresholds = model.solve(np.divide(curve, before, out=np.zeros_like(curve), where=before > 0), whole, tokens)
+    later, all_of_them = (model.survival(thresholds, len(curve) + 1, n) for n in (inf, tokens))
+    return np.minimum.accumulate(np.clip(curve * later / np.maximum(all_of_them, 1e-300), 0.0, 1.0))
 
 
 def sequences(accepted: Sequence[IntArray], verify_len: Sequence[IntArray]) -> Sequences:

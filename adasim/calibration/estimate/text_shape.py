@@ -28,12 +28,14 @@ class Told:
         hazards: rates of acceptance by distance, [K'], as far as they are known.
         rounds: verify_len -> rounds of runs that always verified so much.
         texts: a number of each sequence's text, [requests]; several of one text count as one.
+        tokens: mean answer.
     """
 
     sequences: Sequences
     hazards: FloatArray
     rounds: dict[int, float]
     texts: IntArray
+    tokens: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,7 @@ def _fits(told: Sequence[Told], shape: FloatArray) -> FloatArray:
     model = TextModel(Shape(spread, correlation, float(np.exp(log_range))))
     parts = []
     for domain in told:
-        thresholds = model.solve(domain.hazards, domain.rounds)
+        thresholds = model.solve(domain.hazards, domain.rounds, domain.tokens)
         found = model.log_likelihood(domain.sequences, thresholds)
         _, text, count = np.unique(domain.texts, return_inverse=True, return_counts=True)
         parts.append(np.bincount(text, weights=found) / count)

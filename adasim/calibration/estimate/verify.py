@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 
 from adasim.calibration.cost import CostModel
-from adasim.calibration.estimate.forms import BESIDE, TERMS, Form, fit_form
+from adasim.calibration.estimate.forms import BESIDE, Form, Rise, fit_form, rises_of
 from adasim.calibration.estimate.part import DRAWS, LEAST_RUNS, FittedPart, interval, trimmed, weights
 from adasim.calibration.estimate.recording import RecordedTrial
 from adasim.calibration.estimate.regions import regions
@@ -16,7 +16,6 @@ from adasim.calibration.estimate.tables import looked_up, make_table
 from adasim.calibration.interval import Estimate
 from adasim.calibration.pass_cost import PassCost
 from adasim.errors import InputError
-from adasim.types import FloatArray
 
 SHARPNESS = (2.0, 4.0, 8.0)
 FOLDS = 5
@@ -57,37 +56,33 @@ def _choose(table: pd.DataFrame, seed: int) -> tuple[FittedPart[CostModel], Form
     rng = np.random.default_rng(seed)
     fold = pd.Series(rng.permutation(table["cell"].nunique()) % FOLDS, index=table["cell"].unique())
     held = table["cell"].map(fold).to_numpy()
-    errors: dict[float, FloatArray] = {}
-    for sharpness in (0.0, *SHARPNESS):
+    counts, scores = np.sqrt(table["count"].to_numpy(dtype=float)), dict[Rise, float]()
+    for rise in rises_of(table, SHARPNESS):
         off = np.empty(len(table))
         for i in range(FOLDS):
             out = held == i
             if out.any() and not out.all():
-                off[out] = fit_form(table[~out], sharpness).predict(table[out]) / table["ms"].to_numpy()[out] - 1
-        errors[sharpness] = np.abs(off)
-    scores = {s: trimmed(e) for s, e in errors.items()}
+                off[out] = fit_form(table[~out], rise).predict(table[out]) / table["ms"].to_numpy()[out] - 1
+        scores[rise] = trimmed(np.abs(off), counts)
     best = min(scores.values())
-    sharpness = next(s for s in scores if scores[s] <= PREFER * best + 5e-4)
-    form = fit_form(table, sharpness)
-    told = ", ".join(f"{_name(s)} {e:.1%}" for s, e in scores.items())
+    rise = next(r for r in scores if scores[r] <= PREFER * best + 5e-4)
+    form = fit_form(table, rise)
+    told = ", ".join(f"{r.name} {e:.1%}" for r, e in scores.items())
     beside = form.beside(table)
     grid = make_table(table.assign(ms=table["ms"] - beside))
     if grid is not None:
         told += f", table {grid[1]:.1%}"
     note = f"verification: mean error on held-out cells by form: {told}"
     model: CostModel
-    if grid is not None and grid[1] < TABLE_WINS * scores[sharpness]:
+    if grid is not None and grid[1] < TABLE_WINS * scores[rise]:
         model, fitted, error = grid[0], looked_up(grid[0], table) + beside, grid[1]
         note += "; the table is used"
     else:
-        constants: dict[str, Any] = {name: ms for name, ms in form.constants().items() if name in TERMS}
         tokens = [int(np.floor(table["tokens"].min())), int(np.ceil(table["tokens"].max()))]
-        model = PassCost(
-            **constants, knee_tokens=form.knee, sharpness=form.sharpness or 1.0, fitted_tokens=tokens, extrapolate=True
-        )
-        fitted, error = form.predict(table), scores[sharpness]
-        note += f"; {_name(sharpness)} is used"
-    absent = [TERMS[i] for i in range(len(TERMS)) if i not in form.used]
+        model = PassCost(**form.cost(), fitted_tokens=tokens, extrapolate=True)
+        fitted, error = form.predict(table), scores[rise]
+        note += f"; {rise.name} are used" if rise.nodes else f"; {rise.name} is used"
+    absent = [name for i, name in enumerate(form.names) if i not in form.used and name not in BESIDE]
     notes = [note] + [f"verification: {', '.join(absent)} cannot be told from the other terms here, taken as 0"] * bool(
         absent
     )
@@ -103,24 +98,25 @@ def _bootstrap(part: FittedPart[CostModel], form: Form, table: pd.DataFrame, see
     constants, knees, spread = [], [], []
     fitted = form.predict(table)
     times = speed.cases(table, seed, DRAWS)
-    for w, case in zip(drawn[: DRAWS if form.sharpness == 0 else DRAWS // 2], times, strict=False):
-        again = fit_form(table.assign(ms=table["ms"] * case), form.sharpness, w[group], near=form.knee, used=form.used)
+    for w, case in zip(drawn[: DRAWS // 2 if form.rise.sharpness else DRAWS], times, strict=False):
+        again = fit_form(table.assign(ms=table["ms"] * case), form.rise, w[group], used=form.used)
         constants.append(list(again.constants().values()))
-        knees.append(again.knee)
+        knees.append(again.rise.knee)
         spread.append(np.abs(again.predict(table) / fitted - 1))
     how = f"bootstrap over {len(names)} {'runs' if by == 'block' else 'cells of few runs'}"
     part.extra = {name: form.constants()[name] for name in BESIDE}
-    for i, name in enumerate(TERMS + BESIDE):
+    for i, name in enumerate(form.names):
         draws = np.array([c[i] for c in constants])
         value = form.constants()[name]
         part.intervals[f"verify.{name}"] = interval(value, draws, len(names), how, (0.0, np.inf))
     most = float(table["tokens"].max())
-    if form.sharpness:
-        part.intervals["verify.knee_tokens"] = interval(form.knee, np.array(knees), len(names), how, (0.0, most))
+    if form.rise.sharpness:
+        part.intervals["verify.knee_tokens"] = interval(form.rise.knee, np.array(knees), len(names), how, (0.0, most))
     else:
         least = float(table["tokens"].min())
+        none = "no one knee: times are linear between nodes" if form.rise.nodes else "no knee"
         part.intervals["verify.knee_tokens"] = Estimate(
-            value=0.0, low=0.0, high=least, how=f"no knee within the measured {least:g} to {most:g} tokens"
+            value=0.0, low=0.0, high=least, how=f"{none} within the measured {least:g} to {most:g} tokens"
         )
     part.error = float(np.hypot(part.error, 1.96 * np.median(np.array(spread))))
 
@@ -134,10 +130,6 @@ def _drift(speed: Speed) -> list[str]:
         f"speed of the machine: {runs} runs, of which {speed.tied} made steps that others made too, differ by a factor "
         f"of {high / low:.2f} (5th to 95th percentile); taken out before fitting"
     ]
-
-
-def _name(sharpness: float) -> str:
-    return f"knee of sharpness {sharpness:g}" if sharpness else "straight lines"
 
 
 def _range(values: "pd.Series[Any]") -> tuple[float, float]:

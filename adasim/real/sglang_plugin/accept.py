@@ -5,10 +5,14 @@ position and accept while it equals the draft; the first that differs is the tok
 probability p(x), and given a rejection the emitted token follows p without x: exactly p, wherever the block was cut.
 """
 
+import random
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from adasim.real.sampling import Forced
+from adasim.types import IntArray
 
 
 class Accepted(NamedTuple):
@@ -29,6 +33,19 @@ def accept(candidates: Tensor, target: Tensor, verify_lens: Tensor) -> Accepted:
     positions = torch.arange(1, candidates.shape[1], device=candidates.device)
     verified = positions < verify_lens[:, None]
     run = ((candidates[:, 1:] == target[:, :-1]) & verified).long().cumprod(1).sum(1)
+    return Accepted(run, target.gather(1, run[:, None])[:, 0])
+
+
+def by_decree(target: Tensor, verify_lens: IntArray, forced: Forced, rng: random.Random) -> Accepted:
+    """So many drafts as was said beforehand, for measurements: the text means nothing.
+
+    Args:
+        target: the target's token after each position [n, B].
+        verify_lens: lengths of the blocks [n], 1..B, the anchor counted.
+        forced: what is decreed.
+        rng: draws from it; the same on all ranks.
+    """
+    run = torch.tensor([forced.run(v - 1, rng) for v in verify_lens.tolist()], device=target.device)
     return Accepted(run, target.gather(1, run[:, None])[:, 0])
 
 

@@ -2,21 +2,45 @@
 
 A round passes three times: ``draft_lens``, ``verify_lens``, and, when the host knows it, ``accepted``. With overlapped
 scheduling the third call of a round comes after the first two of the next: feedback is one round late, as it is there.
+Its moments come from ``timed``; without them, those of the three calls are taken.
 """
 
 import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
-from adasim.real.sglang_plugin.rounds import Round, RoundLog
-from adasim.types import BatchView, DraftView, EngineCaps, IntArray, StepOutcome
+from adasim.real.sglang_plugin.rounds import Prefill, Round, RoundLog
+from adasim.types import BatchView, DraftView, EngineCaps, IntArray, RoundCost, StepOutcome
+
+
+class Clock(Protocol):
+    """Tells the seconds of moments that may not be known yet; see ``marks.Marks``."""
+
+    def known(self, mark: Any) -> bool:
+        """Whether they can be told."""
+        ...
+
+    def seconds(self, mark: Any) -> float:
+        """Those of a moment that is known."""
+        ...
+
+
+class Moments(NamedTuple):
+    """Of a step: its begin, when blocks were drafted, when their verification began, its end; a clock to read them by."""
+
+    begin: Any
+    drafted: Any
+    verifying: Any
+    end: Any
+    clock: Clock
 
 
 @dataclass(slots=True)
@@ -29,8 +53,21 @@ class _Open:
     draft: DraftView
     verify_lens: IntArray
     drafted_s: float
+    kv_tokens: int
     version: int
     whole: NDArray[np.bool_]
+    accepted: IntArray | None = None
+    now_s: float = 0.0
+    moments: Moments | None = None
+
+
+@dataclass(slots=True)
+class _OpenPrefill:
+    """A step over prompts that the device may not have finished."""
+
+    record: Prefill
+    names: list[str]
+    moments: Moments
 
 
 class Decider:
@@ -50,14 +87,15 @@ class Decider:
         self, policy: Policy, caps: EngineCaps, log: RoundLog, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.caps, self.log, self.clock = caps, log, clock
-        self.queued = 0  # requests that wait, as far as the scheduler said
+        self.queued = self.kv_tokens = 0  # requests that wait, and tokens held, as far as the scheduler said
         self.version = 0  # of the drafter
         self.full_verify_share = 0.0  # of a round's requests, to show a trainer whole blocks
         self.whole = np.zeros(0, dtype=bool)  # which of the round's requests do
         self._rng = random.Random(0)
         self._numbers: dict[str, int] = {}
-        self._next_number = self._step = 0
+        self._next_number = self.step = 0  # the next step's number
         self._open: deque[_Open] = deque()
+        self._unread: deque[_Open | _OpenPrefill] = deque()  # steps that are not in the log yet, in order
         self._view: BatchView | None = None
         self._names: list[str] = []
         self.use(policy)
@@ -70,16 +108,18 @@ class Decider:
         """
         self.driver = PolicyDriver(policy, self.caps)
 
+    def believe(self, cost: RoundCost | None) -> None:
+        """What policies know of time from the next ``use`` on; None = nothing."""
+        provides = self.caps.provides - {"cost"} | ({"cost"} if cost is not None else set())
+        self.caps = replace(self.caps, cost=cost, provides=frozenset(provides))
+
     def draft_lens(self, names: Sequence[str], context_lens: Sequence[int]) -> IntArray:
         """A round begins. Args: SGLang's request ids and tokens known so far of each. Returns draft tokens [n]."""
         self._names = list(names)
-        for name in names:
-            if name not in self._numbers:
-                self._numbers[name], self._next_number = self._next_number, self._next_number + 1
-        ids = np.array([self._numbers[name] for name in names], dtype=np.int64)
+        ids = np.array(self._known(names), dtype=np.int64)
         contexts = np.array(context_lens, dtype=np.int64)
-        self._view = BatchView(self._step, self.clock(), self.caps, ids, contexts, self.queued)
-        self._step += 1
+        self._view = BatchView(self.step, self.clock(), self.caps, ids, contexts, self.queued)
+        self.step += 1
         lengths = self.driver.draft_lens(self._view)
         drawn = np.array([self.full_verify_share > 0 and self._rng.random() < self.full_verify_share for _ in names])
         self.whole = drawn & (lengths > 0)  # anew each round, blind to any token
@@ -91,10 +131,24 @@ class Decider:
         drafted_s = self.clock()
         lengths = self.driver.verify_lens(self._view, draft)
         lengths = np.where(self.whole, draft.draft_lens + 1, lengths)
-        self._open.append(
-            _Open(self.driver, self._names, self._view, draft, lengths, drafted_s, self.version, self.whole)
+        opened = _Open(
+            self.driver, self._names, self._view, draft, lengths, drafted_s, self.kv_tokens, self.version, self.whole
         )
+        self._open.append(opened)
+        self._unread.append(opened)
         return lengths
+
+    def timed(self, moments: Moments) -> None:
+        """Of the round that was opened last."""
+        self._open[-1].moments = moments
+
+    def prefilled(self, names: Sequence[str], tokens: Sequence[int], contexts: Sequence[int], moments: Moments) -> None:
+        """A step over prompts. Args: SGLang's request ids, tokens computed of each, and known of each in the end."""
+        ids = self._known(names)
+        record = Prefill(self.step, 0.0, 0.0, self.queued, ids, list(tokens), list(contexts), self.kv_tokens)
+        self._unread.append(_OpenPrefill(record, list(names), moments))
+        self.step += 1
+        self.settle()
 
     def accepted(self, run: Sequence[int]) -> None:
         """Drafts accepted in the oldest round still open, request by request.
@@ -112,17 +166,48 @@ class Decider:
                 now - view.now_s, view.queue_depth,
             )
         )  # fmt: skip
-        estimates = done.draft.accept_len
-        self.log.append(
-            Round(
-                view.step, view.now_s, now, done.drafted_s - view.now_s, now - done.drafted_s, view.queue_depth,
-                view.request_ids.tolist(), view.context_lens.tolist(), done.draft.draft_lens.tolist(),
-                done.verify_lens.tolist(), accepted.tolist(), None if estimates is None else estimates.tolist(),
-                done.version, done.whole.tolist(),
-            ),
-            done.names,
-        )  # fmt: skip
+        done.accepted, done.now_s = accepted, now
+        self.settle()
+
+    def settle(self) -> None:
+        """Write down the steps of which everything is known."""
+        while self._unread:
+            step = self._unread[0]
+            at = step.moments
+            if at is not None and not at.clock.known(at.end):
+                return
+            if isinstance(step, _OpenPrefill):
+                of = step.moments
+                start_s, end_s = of.clock.seconds(of.begin), of.clock.seconds(of.end)
+                self.log.append(step.record._replace(start_s=start_s, end_s=end_s), step.names)
+            elif step.accepted is None:
+                return
+            else:
+                self.log.append(_round(step, step.accepted), step.names)
+            self._unread.popleft()
 
     def forget(self, name: str) -> None:
         """A request has finished."""
         self._numbers.pop(name, None)
+
+    def _known(self, names: Sequence[str]) -> list[int]:
+        """Numbers of SGLang's request ids."""
+        for name in names:
+            if name not in self._numbers:
+                self._numbers[name], self._next_number = self._next_number, self._next_number + 1
+        return [self._numbers[name] for name in names]
+
+
+def _round(done: _Open, accepted: IntArray) -> Round:
+    """The record of a round."""
+    view, estimates, at = done.view, done.draft.accept_len, done.moments
+    if at is None:
+        start_s, drafted_s, verifying_s, end_s = view.now_s, done.drafted_s, done.drafted_s, done.now_s
+    else:
+        start_s, drafted_s, verifying_s, end_s = (at.clock.seconds(m) for m in at[:4])
+    return Round(
+        view.step, start_s, end_s, drafted_s - start_s, end_s - verifying_s, view.queue_depth,
+        view.request_ids.tolist(), view.context_lens.tolist(), done.draft.draft_lens.tolist(),
+        done.verify_lens.tolist(), accepted.tolist(), None if estimates is None else estimates.tolist(), done.kv_tokens,
+        done.version, done.whole.tolist(),
+    )  # fmt: skip

@@ -1,11 +1,13 @@
-"""What reaches from SGLang's scheduler process into the worker: queue length in, records out, another policy in, and new
-weights, which are refused without harm when they do not fit.
+"""What reaches from SGLang's scheduler process into the worker: queue length in, records out, orders in, and new weights,
+which are refused without harm when they do not fit.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from adasim.errors import InputError
+from adasim.real.sglang_plugin.orders import PREFIX, Orders, Play, read_orders
 
 
 def open_scheduler() -> None:
@@ -16,7 +18,9 @@ def open_scheduler() -> None:
     parts = "sglang.srt.managers.scheduler_components."
     state, updates = "internal_state.SchedulerInternalStateController", "weight_updater.SchedulerWeightUpdaterManager"
     HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.run_batch", _tell_queue, HookType.BEFORE)
+    HookRegistry.register("sglang.srt.managers.scheduler.Scheduler.get_new_batch_prefill", _hold, HookType.AROUND)
     HookRegistry.register(f"{parts}{state}._add_speculative", _add_rounds, HookType.AFTER)
+    HookRegistry.register(f"{parts}{state}.set_internal_state", _obey, HookType.AROUND)
     HookRegistry.register(f"{parts}{updates}.update_weights_from_tensor", _refuse_bad_weights, HookType.AROUND)
     HookRegistry.register(f"{parts}{updates}.end_weight_update", _refresh, HookType.AFTER)
     HookRegistry.apply_hooks()
@@ -25,14 +29,56 @@ def open_scheduler() -> None:
 
 
 def _tell_queue(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Before every step: how many requests wait."""
-    scheduler.draft_worker.decider.queued = len(scheduler.waiting_queue)
+    """Before every step: how many requests wait, and how many tokens are held."""
+    decider = scheduler.draft_worker.decider
+    decider.queued = len(scheduler.waiting_queue)
+    decider.kv_tokens = scheduler.max_total_num_tokens - scheduler.token_to_kv_pool_allocator.available_size()
+
+
+def _hold(original: Callable[..., Any], scheduler: Any, running_batch: Any) -> Any:
+    """Let nobody in while requests are gathered that are to begin together."""
+    player = scheduler.draft_worker.player
+    if player.holds(len(scheduler.waiting_queue)):
+        from sglang.srt.managers.schedule_batch import NextBatchPlan
+
+        return NextBatchPlan(batch_to_run=None, running_batch=running_batch)
+    plan = original(scheduler, running_batch)
+    player.let_in(len(scheduler.waiting_queue))
+    return plan
 
 
 def _add_rounds(result: Any, controller: Any, state: dict[str, Any]) -> None:
-    """``/server_info`` shows, under ``internal_states[i].adasim``, what ``RoundLog.dump`` gives."""
-    worker = controller.scheduler.draft_worker
-    state["adasim"] = worker.decider.log.dump() | {"opd": None if worker.tap is None else worker.tap.state()}
+    """``/server_info`` shows what ``RoundLog.dump`` gives and what the worker is, in ``internal_states[i].adasim``."""
+    scheduler = controller.scheduler
+    worker = scheduler.draft_worker
+    worker.decider.settle()
+    state["adasim"] = worker.decider.log.dump() | {
+        "now_s": time.monotonic(),
+        "running": len(scheduler.running_batch.reqs),
+        "waiting": len(scheduler.waiting_queue),
+        "refused": worker.player.refused,
+        "opd": None if worker.tap is None else worker.tap.state(),
+        **worker.facts(scheduler),
+    }
+
+
+def _obey(original: Callable[..., Any], controller: Any, request: Any) -> Any:
+    """Take orders; everything else is SGLang's."""
+    names = [name for name in request.server_args if name.startswith(PREFIX)]
+    if not names:
+        return original(controller, request)
+    from sglang.srt.managers.io_struct import SetInternalStateReqOutput
+
+    scheduler = controller.scheduler
+    player, problems = scheduler.draft_worker.player, list[str]()
+    busy = len(scheduler.running_batch.reqs) + len(scheduler.waiting_queue)
+    for name in names:
+        try:
+            player.obey(read_orders(name), busy)
+        except InputError as error:
+            problems += error.problems
+    player.refused = "\n".join(problems)
+    return SetInternalStateReqOutput(updated=not problems)
 
 
 def _refuse_bad_weights(original: Callable[..., Any], updater: Any, request: Any) -> Any:
@@ -67,7 +113,10 @@ def _use_policy(scheduler: Any, settings: str) -> None:
     """
     from adasim.real.sglang_plugin.settings import parse_policy
 
-    scheduler.draft_worker.decider.use(parse_policy(settings, "adasim_policy"))
+    busy = len(scheduler.running_batch.reqs) + len(scheduler.waiting_queue)
+    scheduler.draft_worker.player.obey(
+        Orders(play=Play.model_validate({"policy": parse_policy(settings, "adasim_policy")})), busy
+    )
 
 
 def _use_tap(scheduler: Any, settings: str) -> None:

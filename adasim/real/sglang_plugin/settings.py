@@ -44,7 +44,9 @@ class Settings(Component):
         scheduler: who is admitted. SGLang's own scheduler admits, by ``--schedule-policy``: only ``fcfs`` is taken.
         cost: what the policy may know of time; null = policies that ask for it are refused.
         opd: what the server shows a trainer; null = nothing.
-        kept_rounds: rounds whose records are kept to be read from outside, all at every read; 0 = none.
+        kept_rounds: steps whose records are kept to be read from outside, until a reader says it has them; 0 = none.
+        experiments: take orders that measurements need: acceptance by decree, requests held back to begin together,
+            another cost. Whoever may call ``/set_internal_state`` can then spoil every answer: not for serving.
     """
 
     policy: AnyPolicy
@@ -52,6 +54,7 @@ class Settings(Component):
     cost: AnyCost | None = None
     opd: ServedOpd | None = None
     kept_rounds: int = Field(default=256, ge=0)
+    experiments: bool = False
 
     @model_validator(mode="after")
     def _admits(self) -> Self:

@@ -24,12 +24,15 @@ from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_m
 from torch import Tensor
 
 from adasim.errors import InputError
-from adasim.real.sglang_plugin.accept import accept, committed
-from adasim.real.sglang_plugin.decider import Decider
+from adasim.real.sglang_plugin.accept import accept, by_decree, committed
+from adasim.real.sglang_plugin.decider import Decider, Moments
 from adasim.real.sglang_plugin.draft_head import DraftHead
 from adasim.real.sglang_plugin.drafting import draft
 from adasim.real.sglang_plugin.drawing import draw
+from adasim.real.sglang_plugin.facts import facts_of
+from adasim.real.sglang_plugin.marks import Marks
 from adasim.real.sglang_plugin.packing import Window, open_window
+from adasim.real.sglang_plugin.player import Player
 from adasim.real.sglang_plugin.rounds import RoundLog
 from adasim.real.sglang_plugin.settings import ServedOpd, read_settings
 from adasim.real.sglang_plugin.tap import Tap
@@ -53,6 +56,7 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         self.settings = read_settings(str(self._folder))
         self._group = get_dp_tp_group()
         self._draft_head = self._make_draft_head()
+        self._marks = Marks(self.device)
         self.tap: Tap | None = None
         self._prompt_hidden: Tensor | None = None  # of the prefill that is running [S, taps * D]
 
@@ -65,6 +69,7 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         if self.device != "cpu" and not attention.supports_ragged_verify_graph:
             raise InputError(f"ADAFLASH: {type(attention).__name__} cannot verify this target's blocks at ragged lengths")
         self.decider = Decider(self.settings.policy, self.caps(), RoundLog(self.settings.kept_rounds))
+        self.player = Player(self.settings, self.decider)
         self.show(self.settings.opd)
 
     def show(self, opd: ServedOpd | None) -> None:
@@ -106,7 +111,13 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
     ) -> Any:
         """One step: a round here, everything else in the base class."""
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            begin = self._marks.now()
             result = super().forward_batch_generation(batch, on_publish, grammar_barrier, pp_proxy_tensors)
+            if self._group.rank_in_group == 0 and batch.forward_mode.is_extend():
+                end = self._marks.now()
+                contexts = [known + new for known, new in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
+                moments = Moments(begin, begin, begin, end, self._marks)
+                self.decider.prefilled([r.rid for r in batch.reqs], batch.extend_lens, contexts, moments)
             hidden, self._prompt_hidden = self._prompt_hidden, None
             if self.tap is not None and hidden is not None:
                 logits = result.logits_output.next_token_logits
@@ -129,6 +140,10 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         if self.tap is not None:
             self.tap.finish(rid)
 
+    def facts(self, scheduler: Any) -> dict[str, Any]:
+        """What the server is and how it plays, for ``/server_info``."""
+        return facts_of(self, scheduler)
+
     def refresh_after_reload(self) -> None:
         """New weights are in: make anew what holds copies of old ones, of the target's head or (SGLang's fused KV helper)
         of the drafter's K and V.
@@ -146,11 +161,14 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
     def _round(self, window: Window, on_publish: Any, grammar_barrier: Any) -> Any:
         """Draft, choose lengths, verify, accept."""
         batch, prefix, info = window.batch, window.batch.seq_lens, window.batch.sampling_info
+        begin = self._marks.now()
         draft_input = batch.spec_info  # verification replaces it
         contexts = (prefix + 1).tolist()  # the anchor is known and has no KV yet
         draft_lens = self._first_rank(lambda: self.decider.draft_lens([r.rid for r in batch.reqs], contexts))
         candidates, view = draft(self, window, self._draft_head, draft_lens, self.decider.driver.needs)
+        drafted = self._marks.now()
         verify_lens = self._first_rank(lambda: self.decider.verify_lens(view))
+        verifying = self._marks.now()
         lengths = torch.from_numpy(verify_lens).to(prefix.device)
 
         tree = GrammarTree.from_linear_chain(candidates) if batch.has_grammar else None  # before the verification
@@ -166,6 +184,8 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         greedy = info is None or info.is_all_greedy
         self._tp_sync.sync(SpecTpSyncSite.DFLASH_ACCEPT_GREEDY if greedy else SpecTpSyncSite.DFLASH_ACCEPT_SAMPLE, target)
         accepted = accept(candidates, target, lengths)
+        if (forced := self.player.forced) is not None:  # after the comparison, whose time is part of a round's
+            accepted = by_decree(target, verify_lens, forced, self.player.rng)
         tokens, commit_lens = committed(candidates, accepted), accepted.run.to(torch.int32) + 1
         _report(batch, draft_input, output, tokens, commit_lens)
 
@@ -179,6 +199,8 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
                 self.decider.version, accepted.run, output.hidden_states, output.next_token_logits,
             )  # fmt: skip
         output.hidden_states = None
+        if self._group.rank_in_group == 0:
+            self.decider.timed(Moments(begin, drafted, verifying, self._marks.now(), self._marks))
         return GenerationBatchResult(
             logits_output=output,
             next_token_ids=tokens.reshape(-1),
@@ -202,10 +224,11 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         )
 
     def _append_target_hidden_to_draft_kv_by_loc(self, **what: Any) -> None:
-        """What a prompt's tokens show is needed once more."""
-        super()._append_target_hidden_to_draft_kv_by_loc(**what)
+        """Nothing for a policy that never drafts: plain decoding must not pay for a drafter that follows."""
+        if self.player.follows:
+            super()._append_target_hidden_to_draft_kv_by_loc(**what)
         if self.tap is not None and what.get("extend_lens") is not None:
-            self._prompt_hidden = what["target_hidden"]
+            self._prompt_hidden = what["target_hidden"]  # what a prompt's tokens show is needed once more
 
     def _make_draft_head(self) -> DraftHead:
         """The target's head for drafting, over the checkpoint's draft vocabulary."""

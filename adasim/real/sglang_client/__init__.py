@@ -1,0 +1,7 @@
+"""SGLang as a backend: starts a server that runs ``sglang_plugin``, or attaches to one, and measures it over HTTP.
+
+``backend`` is the scenario's; ``api`` speaks to a server, ``process`` starts one as ``launching`` says; ``resolved``
+holds what it made of its arguments against the scenario; ``traffic`` sends the workload while ``collector`` reads the
+server's steps; ``tables`` makes records of both, ``counters`` looks for traffic of others, ``said`` has words. None of
+them imports SGLang: it may live in another environment, or on another machine.
+"""

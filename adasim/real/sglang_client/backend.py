@@ -1,0 +1,351 @@
+"""The SGLang backend: a scenario's requests answered by a server of SGLang with adasim's plugin. Loads no SGLang."""
+
+import json
+import os
+import time
+from functools import lru_cache
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, JsonValue, PrivateAttr, model_validator
+
+from adasim import __version__
+from adasim.calibration.cost import CostModel, TableCost
+from adasim.calibration.profile import Profile
+from adasim.calibration.roofline import AnyCost
+from adasim.errors import InputError
+from adasim.identity import EngineIdentity, fingerprint, processor
+from adasim.policies.base import Policy
+from adasim.policies.driver import PolicyDriver
+from adasim.policies.scheduler import AnyScheduler, Fcfs
+from adasim.real.asked import (
+    chat_encoder,
+    check_context,
+    check_domains,
+    draft_folder,
+    draft_limits,
+    with_random_tokens,
+    with_texts,
+)
+from adasim.real.sampling import Forced, Sampling
+from adasim.real.sglang_client.api import Api, Gone, Refused
+from adasim.real.sglang_client.collector import Collector
+from adasim.real.sglang_client.counters import others
+from adasim.real.sglang_client.launching import OURS, gpu_name, launch_of
+from adasim.real.sglang_client.process import Server, keep, kept, python, versions
+from adasim.real.sglang_client.resolved import differences, resolved
+from adasim.real.sglang_client.said import loss_of, notes_of
+from adasim.real.sglang_client.tables import Replay
+from adasim.real.sglang_client.traffic import Sender, Traffic
+from adasim.real.sglang_plugin.orders import Orders, Play
+from adasim.records import CutShort, Records
+from adasim.serving.kv import KvMemory
+from adasim.types import Component, EngineCaps, Request
+from adasim.workload import Workload
+
+_runs = count()
+
+
+class SglangBackend(Component):
+    """SGLang with adasim's plugin, on this machine or at a URL.
+
+    Requests take prompts of their domains (``prompt_len`` is ignored) and ask for ``output_len`` tokens. Without ``url``
+    a server is started for the first run and kept for all that differ in policy, load and cost only. ``off`` is played by
+    the same server: nothing is drafted and no drafter follows, but each token goes through the path of verification.
+
+    Attributes:
+        url: of a server that runs; it is refused where it differs from what the other fields say. null = start one.
+        target: ``smollm2-135m`` or a Hugging Face folder that the server can read by the same path, or holds a copy of.
+        drafter: folder of a DFlash checkpoint, or a packaged one's name.
+        threads: CPU threads of a server without a GPU.
+        max_running_requests: one limit for every policy.
+        lag_steps: 1 = overlapped scheduling, SGLang's default on GPUs: policies learn of a round one round late.
+        max_prefill_tokens: prompt tokens of one prefill step; longer prompts are refused (SGLang would cut them up).
+        captured_tokens: sizes of the graphs that verification was captured with, as the server says them; [] = none.
+        kv: blocks and tokens of each; a server's memory has a size, so ``blocks`` must be given.
+        scheduler: SGLang admits by itself: fcfs.
+        prompts: folder of ``<domain>*.jsonl``; null = the packaged ones.
+        rows: lines of those files to use, first and last + 1.
+        ignore_eos: answer until ``output_len`` whatever the model says.
+        forced: accept by decree, for profiling; marked in every record. Its ``prompts: random`` use ``prompt_len``.
+        cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
+        profile: a calibrated profile, whose cost they know instead.
+        arguments: more of SGLang's own, by name, for a server that is started: ``{attention_backend: fa3}``.
+    """
+
+    kind: Literal["sglang"] = "sglang"
+    url: str | None = None
+    target: str = "smollm2-135m"
+    drafter: str
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    device: Literal["cpu", "cuda"] = "cuda"
+    threads: int = Field(default=1, ge=1)
+    max_running_requests: int = Field(default=32, ge=1)
+    lag_steps: Literal[0, 1] = 0
+    max_prefill_tokens: int = Field(default=2048, ge=1)
+    captured_tokens: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    kv: KvMemory
+    scheduler: AnyScheduler = Fcfs()
+    sampling: Sampling = Sampling()
+    prompts: str | None = None
+    rows: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
+    ignore_eos: bool = False
+    forced: Forced | None = None
+    cost: AnyCost | None = None
+    profile: str | None = None
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+    _believed: CostModel | None = PrivateAttr(default=None)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        problems = []
+        if self.profile is not None and self.cost is not None:
+            problems.append("give cost or profile, not both")
+        else:
+            self._believed = self.cost if self.profile is None else Profile.load(self.profile).cost
+        if self.kv.blocks is None:
+            problems.append("kv.blocks: is missing; a server's memory has a size (its max_total_num_tokens / page_size)")
+        if self.kv.prefix_cache:
+            problems.append("kv.prefix_cache: real prompts share no 512-token blocks; allowed: false")
+        if self.scheduler.kind != "fcfs":
+            problems.append(f"scheduler: SGLang admits by itself, {self.scheduler.kind} cannot run there; allowed: fcfs")
+        for name in sorted(OURS.keys() & self.arguments.keys()):
+            use = f"backend.{OURS[name]} decides it" if OURS[name] else "it is decided already"
+            problems.append(f"arguments.{name}: {use}")
+        if self.url is not None and self.arguments:
+            problems.append("arguments: are for a server that is started, not for one at a url")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    @property
+    def mark(self) -> str:
+        """How a report marks numbers of this backend."""
+        return "measured"
+
+    @property
+    def calibration(self) -> None:
+        """A real engine needs none."""
+        return None
+
+    @property
+    def inputs(self) -> dict[str, Component]:
+        """No model decides the outcome: all is measured. A cost model only informs policies."""
+        return {} if self._believed is None else {"cost": self._believed}
+
+    def identity(self) -> EngineIdentity:
+        """Where this engine's numbers come from; what the server resolved its arguments to, once it runs.
+
+        Raises:
+            InputError: target or drafter are not there, or no server at the URL.
+        """
+        info = self._running()
+        if info is not None:
+            own = info["adasim"]
+            tp = int(info.get("tp_size") or 1)
+            hardware, of = own["hardware"] if tp == 1 else f"{tp} x {own['hardware']}", str(info["version"])
+            interpreter = str(own["python"])
+        else:
+            of, interpreter = versions(python())
+            hardware = processor() if self.device == "cpu" else gpu_name(int(str(self.arguments.get("tp_size") or 1)))
+        return EngineIdentity(
+            engine=self.kind,
+            engine_version=of,
+            adasim=__version__,
+            hardware=hardware,
+            device=self.device,
+            dtype=self.dtype,
+            threads=self.threads,
+            target=self.target,
+            target_sha256=fingerprint(self.target_folder()),
+            drafter=self.drafter,
+            drafter_sha256=fingerprint(self.draft_folder()),
+            python=interpreter,
+            resolved=None if info is None else resolved(info),
+        )
+
+    def caps(self) -> EngineCaps:
+        """The engine's limits and what it provides."""
+        longest, provides = draft_limits(_config(self.draft_folder()))
+        return EngineCaps(
+            max_draft_len=longest,
+            max_running_requests=self.max_running_requests,
+            captured_tokens=tuple(self.captured_tokens),
+            lag_steps=self.lag_steps,
+            provides=frozenset(provides | ({"cost"} if self._believed is not None else set())),
+            cost=self._believed,
+        )
+
+    def check_policy(self, policy: Policy) -> None:
+        """Refuse a policy that needs what this engine lacks.
+
+        Raises:
+            InputError: what is missing, or which field does not fit.
+        """
+        PolicyDriver(policy, self.caps())
+
+    def check_workload(self, workload: Workload, seed: int) -> None:
+        """Refuse what cannot run.
+
+        Raises:
+            InputError: a domain has no prompts.
+        """
+        check_domains(workload, self.prompts, self.rows)
+
+    def served_requests(self, workload: Workload, seed: int) -> list[Request]:
+        """A workload's requests with the lengths of the prompts that they will get."""
+        return self._asked(workload, seed)[0]
+
+    def forced_fields(self, accepted: int, *, prefill: bool) -> dict[str, Any]:
+        """Fields for runs that measure costs: acceptance by decree, prompts of the workload's own lengths.
+
+        Args:
+            accepted: drafts that every block accepts, as far as it is verified.
+            prefill: ignored: SGLang has no other way to a context than to compute it.
+        """
+        return {"forced": Forced(lengths=[accepted], prompts="random").model_dump(), "ignore_eos": True}
+
+    def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
+        """Serve one run in real time.
+
+        Raises:
+            InputError: the server is not the one that the scenario means, or refuses the run.
+            CutShort: it went away, with the records of what it had done.
+        """
+        requests, prompts = self._asked(workload, seed)
+        self._check_lengths(requests)
+        server, api = self._connect()
+        info = _info(api)
+        if lines := differences(self, info):
+            raise InputError(*(f"backend.{line}" for line in lines))
+        collector, before = Collector(api), api.metrics()
+        collector.start()
+        name = f"adasim-{os.getpid()}-{next(_runs)}-"
+        sender = Sender(api, requests, prompts, name, self._shape())
+        try:
+            self._order(api, workload, requests, policy)
+            began_s = time.monotonic()
+            traffic = self._send(sender, workload, began_s)
+        except BaseException:  # Ctrl-C: a server that stays must not go on with what nobody waits for
+            sender.abort()
+            collector.finish()
+            raise
+        unread = collector.finish()
+        replay = self._replay(requests, workload, traffic, collector, began_s, name)
+        records = replay.records()
+        records.notes += notes_of(self, traffic, collector, replay)
+        if traffic.lost or unread:
+            records.notes.append(f"cut short: {traffic.lost or unread}")
+            raise CutShort(records, loss_of(traffic, unread, requests, replay), again=server is not None)
+        if wrong := replay.against(traffic.answers):
+            more = [f"and {len(wrong) - 5} more"] if len(wrong) > 5 else []
+            raise InputError(*wrong[:5], *more)
+        own = {"sglang:generation_tokens_total": int(replay.lives.done.sum())}
+        own |= {"sglang:prompt_tokens_total": sum(r.prompt_len for i, r in enumerate(requests) if i in traffic.sent_s)}
+        if len(traffic.answers) == len(requests):
+            records.notes += others(before, api.metrics(), own)
+        return records
+
+    def target_folder(self) -> Path:
+        """The target's folder."""
+        from adasim.real.weights import RANDOM, model_dir
+
+        if self.target in RANDOM:
+            raise InputError(f"backend.target: {self.target} has no folder that SGLang could read")
+        return model_dir(self.target)
+
+    def draft_folder(self) -> Path:
+        """The drafter's folder."""
+        return draft_folder(self.drafter)
+
+    def _connect(self) -> tuple[Server | None, Api]:
+        """A server of one's own, started if need be; or the one at the URL.
+
+        Raises:
+            InputError: it does not come up.
+        """
+        if self.url is None:
+            server = keep(launch_of(self))
+            return server, server.api
+        return None, Api(self.url)
+
+    def _running(self) -> dict[str, Any] | None:
+        """What the server says, where one runs."""
+        if self.url is not None:
+            return _info(Api(self.url))
+        server = kept(launch_of(self))
+        try:
+            return None if server is None else server.api.info()
+        except (Gone, Refused):
+            return None
+
+    def _order(self, api: Api, workload: Workload, requests: list[Request], policy: Policy) -> None:
+        """Have the policy played, and what a measurement needs beside it."""
+        cost = self._believed if "cost" in policy.needs else None
+        cost = cost.inline() if isinstance(cost, TableCost) else cost
+        play = {"policy": policy, "cost": cost, "forced": self.forced, "together": self._together(workload, requests)}
+        api.order(Orders(play=Play.model_validate(play)))
+
+    def _together(self, workload: Workload, requests: list[Request]) -> int:
+        """Requests that are to begin in one step: where acceptance is decreed, those that also end in one."""
+        clients = workload.clients or 0
+        alike = len({(r.prompt_len, r.output_len) for r in requests}) == 1 and clients and len(requests) % clients == 0
+        return clients if alike and self.forced is not None and len(self.forced.lengths) == 1 else 0
+
+    def _send(self, sender: Sender, workload: Workload, began_s: float) -> Traffic:
+        if workload.clients is None:
+            return sender.open(began_s)
+        return sender.closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
+
+    def _shape(self) -> dict[str, Any]:
+        """SGLang's sampling parameters."""
+        ends = {"ignore_eos": True} if self.ignore_eos else {"stop_token_ids": sorted(chat_encoder(self.target)[1])}
+        return {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p} | ends
+
+    def _asked(self, workload: Workload, seed: int) -> tuple[list[Request], list[list[int]]]:
+        if self.forced is not None and self.forced.prompts == "random":
+            return with_random_tokens(workload, seed, int(_config(self.target_folder())["vocab_size"]))
+        return with_texts(workload, seed, self.prompts, self.rows, chat_encoder(self.target)[0])
+
+    def _check_lengths(self, requests: list[Request]) -> None:
+        check_context(requests, self.target, int(_config(self.target_folder())["max_position_embeddings"]))
+        self.kv.check(requests, self.caps().block)
+        for r in requests:
+            if r.prompt_len > self.max_prefill_tokens:
+                raise InputError(
+                    f"workload: request {r.id} has {r.prompt_len} prompt tokens; SGLang would compute them in chunks of "
+                    f"backend.max_prefill_tokens {self.max_prefill_tokens}, which is not simulated; raise it"
+                )
+
+    def _replay(
+        self,
+        requests: list[Request],
+        workload: Workload,
+        traffic: Traffic,
+        collector: Collector,
+        began_s: float,
+        name: str,
+    ) -> Replay:
+        replay = Replay(
+            requests, workload.domain_names, self.caps().block, self.kv.block_tokens, began_s + collector.offset_s
+        )
+        tokens = {i: int(a["meta_info"]["completion_tokens"]) for i, a in traffic.answers.items()}
+        replay.sent({i: s - began_s for i, s in traffic.sent_s.items()}, tokens)
+        own = {n: int(full.removeprefix(name)) for n, full in collector.names.items() if full.startswith(name)}
+        for entry in collector.steps:
+            replay.play(entry, own)
+        return replay
+
+
+def _info(api: Api) -> dict[str, Any]:
+    try:
+        return api.info()
+    except Gone as error:
+        raise InputError(f"backend: no server answers: {error}") from error
+
+
+@lru_cache(maxsize=16)
+def _config(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return found
