@@ -295,7 +295,11 @@ def loop(speeds: dict[str, float], kinds: list[dict[str, Any]]) -> Loop:
     noise = {0: 0.999, 1: 1.001}
     rows = [
         {"policy": name, "seed": seed, "backend": "sim", "workload.concurrency": 4}
-        | {"output_tok_s": speed * (noise[seed] if name != "off" else 1.0), "tpot_p50_ms": 1e3 / speed, "itl_p99_ms": 1.0}
+        | {
+            "output_tok_s": speed * (noise[seed] if name != "off" else 1.0),
+            "tpot_p50_ms": 1e3 / max(speed, 1),
+            "itl_p99_ms": 1.0,
+        }
         for name, speed in speeds.items()
         for seed in (0, 1)
     ]
@@ -314,6 +318,16 @@ def test_the_simplest_that_cannot_be_told_from_the_best_is_taken() -> None:
     without = choose(loop({"k=3": 120, "head": 151}, kinds)).iloc[0]
     assert without["verdict"] == "plain decoding was not predicted"
     assert isnan(without["gain"])
+
+
+def test_something_over_nothing_is_better_unless_an_input_may_turn_it() -> None:
+    kinds: list[dict[str, Any]] = [{"kind": "off"}, {"kind": "fixed", "name": "k=3", "verify_len": 4}]
+    one = loop({"off": 0, "k=3": 150}, kinds)
+    row = choose(one).iloc[0]
+    assert (row["take"], row["gain"], row["error"], row["verdict"]) == ("k=3", inf, 0.0, "better")
+    one.moved = [("verify", one.trials.assign(output_tok_s=0.0))]  # neither reaches anything
+    row = choose(one).iloc[0]
+    assert (row["take"], row["best"], row["best_gain"], row["best_error"]) == ("off", "k=3", inf, inf)
 
 
 def test_a_validations_error_counts(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from adasim.tables import Design, crossing, paired_gain, verdict
 
 NEAR = 0.10  # policies so far behind the best are watched
 MOST = 3  # of them, plain decoding not counted
+INPUTS = "inputs"  # the part of the error of a gain over nothing: 0, or infinite where an input may turn it
 
 
 @dataclass(slots=True)
@@ -85,14 +86,36 @@ def best_fixed(loop: Loop, load: float) -> str:
 
 
 def gain(loop: Loop, design: Design, load: float, one: str, other: str) -> tuple[float, dict[str, float]]:
-    """How much better a policy is than another, relative, and the parts of the error of that ratio (logarithmic)."""
+    """How much better a policy is than another, relative, and the parts of the error of that ratio (logarithmic).
+
+    Infinite where the other reaches nothing (no request within the limits) with any seed, and this one something with
+    every seed.
+    """
     runs = loop.trials[loop.trials[loop.x] == load]
+    if _alone(runs, design, one, other):
+        worlds = [table[table[loop.x] == load] for _, table in loop.moved if len(table)]
+        sure = all(_ahead(w, design, one, other) for w in worlds if {one, other} <= set(w["policy"]))
+        return inf, {NOISE: 0.0, INPUTS: 0.0 if sure else inf}
     found = paired_gain(runs, design, one, other)
     width = _log_width(found.low, found.high)
     first = runs[runs["seed"] == loop.plan.scenario.seeds[0]]
     moved = [(name, table[table[loop.x] == load] if len(table) else table) for name, table in loop.moved]
     inputs = input_parts(first, moved, design, one, other)
     return found.estimate, {NOISE: width} | inputs | loop.model
+
+
+def _alone(runs: pd.DataFrame, design: Design, one: str, other: str) -> bool:
+    """Whether a policy reaches something of a goal with every seed, and another nothing with any."""
+    mine, theirs = (runs.loc[runs["policy"] == p, design.goal.metric] for p in (one, other))
+    if design.goal.lower_is_better or not len(mine) or not len(theirs):
+        return False
+    return bool((mine > 0).all() and (theirs == 0).all())
+
+
+def _ahead(runs: pd.DataFrame, design: Design, one: str, other: str) -> bool:
+    """Whether a policy reaches more of a goal than another."""
+    by = runs.groupby("policy")[design.goal.metric].mean()
+    return bool(by[one] > by[other])
 
 
 def _log_width(low: float, high: float) -> float:
@@ -112,6 +135,8 @@ def told(estimate: float, parts: dict[str, float]) -> tuple[str, float]:
 def half(estimate: float, parts: dict[str, float]) -> float:
     """Half-width of a relative gain from parts that are logarithmic."""
     size = total(parts)
+    if estimate == inf:
+        return inf if size == inf else 0.0
     return inf if size > 5 else (1 + estimate) * float(np.sinh(size))
 
 
@@ -236,6 +261,7 @@ def regions(choices: pd.DataFrame) -> list[tuple[Sequence[float], pd.DataFrame]]
     """Neighbouring loads at which the same policy is to be taken with the same verdict, and is the best or is not."""
     if choices.empty:
         return []
-    keys = choices["take"] + "|" + choices["verdict"].astype(str) + "|" + (choices["best"] == "off").astype(str)
+    endless = np.isinf(choices.get("gain", pd.Series(nan, choices.index)))
+    keys = choices["take"] + "|" + choices["verdict"].astype(str) + "|" + endless.astype(str)
     block = (keys != keys.shift()).cumsum()
     return [(list(part["load"]), part) for _, part in choices.groupby(block, sort=False)]

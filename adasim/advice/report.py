@@ -3,7 +3,7 @@
 import json
 import sys
 from dataclasses import asdict, dataclass, field, replace
-from math import nan
+from math import inf, nan
 from pathlib import Path
 from typing import Any
 
@@ -177,13 +177,17 @@ def _shown(found: Findings, tables: dict[str, pd.DataFrame], following: Next | N
     return shown
 
 
+def _gain(gain: float, error: float) -> str:
+    return "something over nothing" if gain == inf else f"{gain:+.1%} ± {_percent(error)}"
+
+
 def _choices(table: pd.DataFrame) -> Table:
     rows = []
     for _, r in table.iterrows():
         if not r["take"]:
             rows.append([str(r["loop"]), f"{r['load']:g}", "none", "–", "–", "–", "–", str(r["verdict"])])
             continue
-        gains = [f"{r[g]:+.1%} ± {_percent(r[e])}" for g, e in (("gain", "error"), ("best_gain", "best_error"))]
+        gains = [_gain(r[g], r[e]) for g, e in (("gain", "error"), ("best_gain", "best_error"))]
         verdict = (
             "cannot tell"
             if r["take"] == "off" and r["best"] != "off"

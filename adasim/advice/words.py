@@ -80,6 +80,11 @@ def _by_load(found: Findings, loop: Loop) -> list[str]:
             if len(doubtful) and doubtful["best_gain"].abs().max() <= MATERIAL:
                 text += f"; nothing gains 1 % in {words}"
                 text += _latency(loop, doubtful.iloc[-1])
+            elif len(doubtful) and (alone := doubtful[doubtful["best_gain"] == inf]).size:
+                text += (
+                    f"; whether speculation pays we cannot tell: plain decoding meets the limits for no request, "
+                    f"{alone.iloc[0]['best']} for some, but not if the inputs are off"
+                )
             elif len(doubtful):
                 top = doubtful.sort_values("best_gain").iloc[-1]
                 text += (
@@ -89,6 +94,10 @@ def _by_load(found: Findings, loop: Loop) -> list[str]:
             else:
                 text += _alike(part)
             says.append(f"{text}.")
+            continue
+        if first["gain"] == inf:
+            text = f"{start}: {first['take']}; plain decoding meets the limits for no request"
+            says.append(f"{text}{_alike(part)}.")
             continue
         ends = part["gain"].iloc[0], part["gain"].iloc[-1]
         gains = f"{ends[0]:+.0%}" if len(part) == 1 else f"{ends[0]:+.0%} to {ends[1]:+.0%}"
