@@ -107,6 +107,9 @@ def test_a_known_crossover_is_found_within_its_limits(tmp_path: Path, capsys: py
     answer(tmp_path / "b", *arguments, "--trainer-gpus", "1", capsys=capsys)
     for name in ("tables/choices.csv", "tables/policies_closed.csv", "figures/speedup_closed.png", "closed.yaml"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    capsys.readouterr()
+    assert adasim(*found["deploy"].split()[1:], "--json") == 0
+    assert '"k": 1' in capsys.readouterr().out
     page = (tmp_path / "a" / "report.html").read_text()
     assert "What to take" in page
     assert "Run next" in page

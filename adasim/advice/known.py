@@ -8,8 +8,8 @@ from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.cost import Overhead, TableCost
 from adasim.calibration.from_throughput import Posterior
+from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.kernel_tables import kernel_cost
-from adasim.calibration.luck import HeadQuality
 from adasim.calibration.profile import Profile, Provenance, packaged
 from adasim.calibration.roofline import LayersDraft, RooflineCost
 from adasim.calibration.specs import HARDWARE, MODELS

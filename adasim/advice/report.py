@@ -50,6 +50,7 @@ class Advice:
     says: list[str]
     notes: list[str]
     commands: list[str]
+    deploy: str | None  # writes the best lengths for an engine
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
 
 
@@ -71,7 +72,17 @@ def write(found: Findings, money: Money | None, out: Path) -> Advice:
     )
     write_page(page, story, out)
     commands = [] if following is None else following.commands
-    return Advice(found.known.profile.name, mark, says, story.notes, commands, tables)
+    return Advice(found.known.profile.name, mark, says, story.notes, commands, _deploy(found, out), tables)
+
+
+def _deploy(found: Findings, out: Path) -> str | None:
+    """The command that writes the best lengths by batch for engines; None where no drafting is advised."""
+    takes = set(found.choices["take"]) if len(found.choices) else set()
+    if found.lengths.empty or not takes - {"", "off"}:
+        return None
+    profile = found.known.file or out / "profile.yaml"
+    context = f"{found.lengths['context'].iloc[0]:g}"
+    return f"adasim export {profile} --best-k {out / 'tables' / 'best_k.csv'} --context {context}"
 
 
 def _story(found: Findings, mark: str) -> Story:
@@ -308,7 +319,7 @@ def show(advice: Advice, out: Path, *, as_json: bool) -> None:
     """The answer on the terminal, or one JSON document with all tables."""
     if as_json:
         document: dict[str, Any] = {"name": advice.name, "out": str(out), "numbers": advice.mark, "answer": advice.says}
-        document |= {"next": advice.commands, "notes": advice.notes}
+        document |= {"next": advice.commands, "deploy": advice.deploy, "notes": advice.notes}
         document |= {k: json.loads(t.to_json(orient="records")) for k, t in advice.tables.items() if "trials" not in k}
         print(to_json(document), end="")
         return
@@ -325,6 +336,9 @@ def show(advice: Advice, out: Path, *, as_json: bool) -> None:
         console.print(f"• {line}", highlight=False, markup=False, style=style)
     for command in advice.commands:
         console.print(f"    {command}", highlight=False, markup=False, soft_wrap=True)
+    if advice.deploy is not None:
+        console.print("• To deploy the best lengths:", highlight=False)
+        console.print(f"    {advice.deploy}", highlight=False, markup=False, soft_wrap=True)
     for note in advice.notes:
         console.print(f"note: {note}", highlight=False, markup=False, style="dim")
     console.print(f"Report: {out / 'report.html'}", highlight=False)

@@ -13,6 +13,7 @@ from adasim.calibration.adjust import DEFAULTS, Adjust
 from adasim.calibration.cost import CostModel
 from adasim.calibration.survival import harden
 from adasim.errors import InputError
+from adasim.exports.best_k import rates, tokens_per_round
 from adasim.statistics import CONFIDENCE
 from adasim.types import FloatArray
 
@@ -34,36 +35,29 @@ class World:
     one_pass: bool
 
     def tau(self, context: float) -> FloatArray:
-        """Tokens per request and round of 0, 1, ... drafts, [max_draft_len + 1]; of all domains together.
-
-        Requests of a domain with a low tau stay for more rounds: the mean is harmonic.
-        """
+        """Tokens per request and round of 0, 1, ... drafts, [max_draft_len + 1]; of all domains together."""
         model = self.acceptance
         if not isinstance(model, CurveAcceptance):
             raise InputError("acceptance is a recording: no formula tells the best length")
-        rounds, total = np.zeros(self.max_draft_len + 1), sum(self.mix.values())
-        for domain, weight in self.mix.items():
-            curve = model.survival(domain, self.max_draft_len)
-            if model.tau_by_context:
-                at = sorted(model.tau_by_context)
-                curve = harden(curve, float(np.interp(context, at, [model.tau_by_context[c] for c in at])))
-            rounds += weight / total / (1 + np.concatenate([[0.0], np.cumsum(curve)]))
-        return 1 / rounds
+        curves = [model.survival(domain, self.max_draft_len) for domain in self.mix]
+        if model.tau_by_context:
+            at = sorted(model.tau_by_context)
+            factor = float(np.interp(context, at, [model.tau_by_context[c] for c in at]))
+            curves = [harden(curve, factor) for curve in curves]
+        weights = np.array(list(self.mix.values()))
+        return tokens_per_round(np.array(curves), weights / weights.sum())
 
     def tok_s(self, batch: int, context: float) -> FloatArray:
         """Output tokens per second of 0 (no drafter loaded), 1, ... drafts, [max_draft_len + 1]; NaN beyond what was
         measured.
         """
-        seconds = np.full(self.max_draft_len + 1, nan)
-        for k in range(self.max_draft_len + 1):
-            drafted = batch * (1 + (self.max_draft_len if self.one_pass else k)) if k else 0
-            try:
-                seconds[k] = self.cost.step(
-                    batch, drafted, batch * (k + 1), context, longest_draft=k, drafter_loaded=k > 0
-                ).total
-            except InputError:
-                break
-        return batch * self.tau(context) / seconds
+        found = rates(self.cost, self.tau(context), [batch], context, draft_block=self.one_pass)
+        if not found:
+            return np.full(self.max_draft_len + 1, nan)
+        tok_s = found[0].tok_s.copy()
+        if not np.isnan(tok_s[0]):
+            tok_s[0] = batch / self.cost.step(batch, 0, batch, context, drafter_loaded=False).total
+        return tok_s
 
 
 def worlds_of(known: Known, mix: dict[str, float], count: int = WORLDS, seed: int = 0) -> list[World]:
