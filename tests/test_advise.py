@@ -1,6 +1,7 @@
 """Advice in worlds whose truth is known."""
 
 import json
+from dataclasses import replace
 from math import inf, isnan, nan
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from adasim.calibration.throughput_table import Row
 from adasim.cli import main
 from adasim.errors import InputError
 from adasim.story import design
-from adasim.tables import summarise, with_speedup
+from adasim.tables import GOODPUT, summarise, with_speedup
 from tests.build import closed, plan
 
 BASE, TOKEN, DRAFT, ALPHA = 10.0, 0.5, 1.0, 0.6
@@ -325,10 +326,13 @@ def test_the_simplest_that_cannot_be_told_from_the_best_is_taken() -> None:
 
 def test_something_over_nothing_is_better_unless_an_input_may_turn_it() -> None:
     kinds: list[dict[str, Any]] = [{"kind": "off"}, {"kind": "fixed", "name": "k=3", "verify_len": 4}]
-    one = loop({"off": 0, "k=3": 150}, kinds)
+    fast = loop({"off": 100, "k=3": 150}, kinds)
+    trials = fast.trials.assign(goodput_rps=np.where(fast.trials["policy"] == "off", 0.0, 3.0))
+    limited = replace(fast.design, goal=GOODPUT)
+    one = Loop("closed", fast.plan, limited, trials, summarise(trials, limited))
     row = choose(one).iloc[0]
     assert (row["take"], row["gain"], row["error"], row["verdict"]) == ("k=3", inf, 0.0, "better")
-    one.moved = [("verify", one.trials.assign(output_tok_s=0.0))]  # neither reaches anything
+    one.moved = [("verify", trials.assign(goodput_rps=0.0))]  # neither meets the limits
     row = choose(one).iloc[0]
     assert (row["take"], row["best"], row["best_gain"], row["best_error"]) == ("off", "k=3", inf, inf)
 
