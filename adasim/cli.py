@@ -13,6 +13,7 @@ from adasim.commands.calibration import calibrate_command, profile_command
 from adasim.commands.export import export_command
 from adasim.commands.imports import import_command
 from adasim.commands.search import sensitivity_command, tune_command
+from adasim.commands.training import train_server_command
 from adasim.commands.validation import validate_command
 from adasim.options import (
     BAD_INPUT,
@@ -163,6 +164,7 @@ train_app = typer.Typer(
     no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."
 )
 app.add_typer(train_app, name="train")
+train_app.command(name="server")(train_server_command)
 
 Work = Annotated[Path, typer.Option(help="Folder that holds text, features and training state; resumable.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads; one is best beside other busy processes.")]

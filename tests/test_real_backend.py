@@ -137,7 +137,7 @@ def test_distillation_runs_beside_serving_and_keeps_its_versions(
 
     def patient(distiller: Distiller, engine: Engine) -> None:
         poll(distiller, engine)
-        while not distiller.idle and not distiller.failed:
+        while not distiller.idle and not distiller.trainer.failed:
             time.sleep(0.05)
             poll(distiller, engine)
 

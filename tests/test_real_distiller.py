@@ -21,38 +21,9 @@ from adasim.real.train_opd import OpdTrainer  # noqa: E402
 from adasim.real.versions import Version  # noqa: E402
 from adasim.real.weights import random_target  # noqa: E402
 from adasim.records import Records  # noqa: E402
+from tests.fake_trainer import FAKE  # noqa: E402
 from tests.test_real_engine import ARCH, BLOCK, plain, prompts, serve  # noqa: E402
 from tests.test_real_opd import SHAPE, collect, fresh  # noqa: E402
-
-FAKE = """
-import hashlib, json, sys, time
-from pathlib import Path
-how, root = sys.argv[1], Path(sys.argv[2])
-(root / "alive").touch()
-while not (root / "buffers" / "000001.npz").exists():
-    time.sleep(0.01)
-if how == "crash":
-    raise RuntimeError("out of memory")
-if how == "hang":
-    time.sleep(1000)
-data = bytearray((root / "base" / "model.safetensors").read_bytes())
-start = 8 + int.from_bytes(data[:8], "little")  # tensors follow a JSON header
-if how == "nan":
-    data[start:] = b"\\xff" * (len(data) - start)
-if how == "degraded":
-    data[start:] = bytes(len(data) - start)  # finite, and useless
-digest = hashlib.sha256(data).hexdigest()
-if how == "truncated":
-    data = data[:-100]
-scratch = root / "versions" / ".new"
-scratch.mkdir(parents=True)
-(scratch / "model.safetensors").write_bytes(data)
-(scratch / "config.json").write_bytes((root / "base" / "config.json").read_bytes())
-facts = {"parent": 0, "samples": 1, "train_s": 0.0, "steps": 0, "losses": [0.0], "clipped": 0.0}
-(scratch / "manifest.json").write_text(json.dumps({"version": 1, "sha256": digest, **facts}))
-scratch.rename(root / "versions" / "v000001")
-sys.stdin.read()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +44,7 @@ def trained(target: Target) -> Checkpoint:
 def wait(distiller: Distiller, engine: Engine, seconds: float = 60.0) -> None:
     """Serving pauses until the trainer has done what it was given, so that tests do not race."""
     end = time.monotonic() + seconds
-    while not distiller.idle and not distiller.failed and time.monotonic() < end:
+    while not distiller.idle and not distiller.trainer.failed and time.monotonic() < end:
         time.sleep(0.01)
         distiller.poll(engine)
 
@@ -116,9 +87,9 @@ def test_versions_come_from_the_trainer_and_accept_more(target: Target, tmp_path
     assert tau(records, 2) > tau(records, 0) + 0.5
     assert {0, 1, 2} <= set(records.requests["draft_version"]) <= {0, *reloads["draft_version"]}
     assert records.steps["draft_version"].is_monotonic_increasing
-    assert not distiller.failed
-    assert distiller.process is not None
-    assert distiller.process.poll() in (0, -9)  # ended when it was asked to, or was made to on a busy machine
+    assert not distiller.trainer.failed
+    assert distiller.trainer.process is not None
+    assert distiller.trainer.process.poll() in (0, -9)  # ended when it was asked to, or was made to on a busy machine
 
 
 @pytest.mark.parametrize(
@@ -167,7 +138,7 @@ def test_the_real_trainer_goes_on_from_the_version_it_was_sent_back_to(
         if event["kind"] == "rollback":
             bad.add(used)
         if event["kind"] == "reload":
-            version = distiller.folder.versions.load(event["draft_version"], SHAPE)
+            version = distiller.folder.versions.load(event["draft_version"], trained)
             assert isinstance(version, Version)
             assert version.manifest["parent"] not in bad
         if event["kind"] in ("reload", "rollback"):
@@ -194,8 +165,8 @@ def test_requests_that_show_no_round_stop_no_reload(
         target, Drafter(SHAPE, trained.weights, target, trained.vocab), Fixed(verify_len=BLOCK), texts, want=want,
         collector=distiller.collector, between=distiller.poll,
     )  # fmt: skip
-    assert distiller.judge.waiting == (want == 1)  # without rounds nobody was seen, and nobody is waited for
-    assert not distiller.judge._cohort
+    assert distiller.keeper.judge.waiting == (want == 1)  # without rounds nobody was seen, and nobody is waited for
+    assert not distiller.keeper.judge._cohort
 
 
 def test_what_came_from_a_version_that_was_rolled_back_is_never_used(
@@ -212,12 +183,12 @@ def test_what_came_from_a_version_that_was_rolled_back_is_never_used(
         if len(engine.recorder.steps) == 2:
             publish(0)
         if len(engine.recorder.steps) == 4:
-            assert distiller.current == 1
+            assert distiller.keeper.current == 1
             publish(1)
             publish(2)
-            distiller._worse = Change(-1.0, 0.1)
+            distiller.keeper.worse = Change(-1.0, 0.1)
         if len(engine.recorder.steps) == 6:
-            assert distiller.current == 0
+            assert distiller.keeper.current == 0
             publish(0)
         distiller.poll(engine)
 
@@ -227,7 +198,7 @@ def test_what_came_from_a_version_that_was_rolled_back_is_never_used(
     assert events == [
         ("trained", 1), ("reload", 1), ("rollback", 0), ("refused", 2), ("refused", 3), ("trained", 4), ("reload", 4),
     ]  # fmt: skip
-    assert distiller.current == 4
+    assert distiller.keeper.current == 4
 
 
 def test_serving_never_waits_for_the_trainer(target: Target, trained: Checkpoint, tmp_path: Path) -> None:

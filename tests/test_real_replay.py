@@ -27,7 +27,7 @@ OPD = Opd(epochs=10, rate=3e-3, positions="text")
 def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("kept")
     target = random_target(ARCH, seed=1, gain=0.02)
-    Folder(root).prepare(OPD, Sampling(), fresh(), target, "random-tiny", ["default"])
+    Folder(root).prepare(OPD, Sampling(), fresh(), target.embedding, target.head_weight, "random-tiny", ["default"])
     samples = collect(target, BLOCK, 16)
     for number, part in enumerate((samples[:8], samples[8:], samples[:8]), 1):  # the last buffer's traffic is known
         write_samples(root / "buffers" / f"{number:06d}.npz", part)

@@ -13,6 +13,7 @@ from adasim.real.versions import Refused, Version, VersionStore  # noqa: E402
 from adasim.real.weights import RANDOM  # noqa: E402
 
 SHAPE = DrafterShape(replace(RANDOM["random-tiny"], layers=1, qk_norm=True), (0, 1), 4, 8, 0)
+USED = Checkpoint(SHAPE, SHAPE.fresh(0))
 
 
 @pytest.fixture
@@ -24,23 +25,23 @@ def store(tmp_path: Path) -> VersionStore:
 
 def refusal(store: VersionStore) -> str:
     """Why version 2 is refused; version 1 stays the newest usable one."""
-    good, refused = store.newest([1, 2], SHAPE)
+    good, refused = store.newest([1, 2], USED)
     assert good is not None
     assert good.number == 1
     assert [r.number for r in refused] == [2]
-    assert isinstance(store.load(2, SHAPE), Refused)
+    assert isinstance(store.load(2, USED), Refused)
     return refused[0].reason
 
 
 def test_the_newest_good_version_is_found_once(store: VersionStore) -> None:
     assert store.publish(Checkpoint(SHAPE, SHAPE.fresh(1)), {}) == 2
-    found, refused = store.newest([2], SHAPE)
+    found, refused = store.newest([2], USED)
     assert isinstance(found, Version)
     assert found.number == 2
     assert not refused
     assert torch.equal(found.checkpoint.weights["fc.weight"], SHAPE.fresh(1)["fc.weight"].bfloat16())
-    assert store.newest([], SHAPE) == (None, [])
-    assert store.load(1, SHAPE).manifest["tau"] == 1.5  # type: ignore[union-attr]
+    assert store.newest([], USED) == (None, [])
+    assert store.load(1, USED).manifest["tau"] == 1.5  # type: ignore[union-attr]
 
 
 def test_a_version_names_its_parent(store: VersionStore) -> None:
@@ -73,6 +74,29 @@ def test_another_shape_is_refused(store: VersionStore) -> None:
     other = replace(SHAPE, block=4)
     store.publish(Checkpoint(other, other.fresh(1)), {})
     assert "shape" in refusal(store)
+
+
+@pytest.mark.parametrize(
+    ("head", "vocab", "says"),
+    [
+        ({"out.bias": torch.zeros(1)}, None, "'length_head.out.bias' is unknown"),
+        ({}, torch.arange(9), "draft vocabulary is not the one of the drafter in use"),
+    ],
+    ids=["head", "vocabulary"],
+)
+def test_another_head_or_vocabulary_is_refused(
+    store: VersionStore, head: "dict[str, torch.Tensor]", vocab: "torch.Tensor | None", says: str
+) -> None:
+    store.publish(Checkpoint(SHAPE, SHAPE.fresh(1), vocab, head), {})
+    assert says in refusal(store)
+
+
+def test_a_head_that_is_not_finite_is_refused(store: VersionStore) -> None:
+    used = Checkpoint(SHAPE, SHAPE.fresh(0), None, {"out.bias": torch.zeros(1)})
+    store.publish(Checkpoint(SHAPE, SHAPE.fresh(1), None, {"out.bias": torch.tensor([float("inf")])}), {})
+    found = store.load(2, used)
+    assert isinstance(found, Refused)
+    assert "'length_head.out.bias' holds values that are not finite" in found.reason
 
 
 def test_a_failed_publication_leaves_nothing(store: VersionStore) -> None:

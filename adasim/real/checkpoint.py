@@ -98,6 +98,22 @@ def check_tensors(sizes: Mapping[str, tuple[int, ...]], weights: Weights) -> lis
     return problems
 
 
+def misfits(new: Checkpoint, old: Checkpoint) -> list[str]:
+    """Why a checkpoint cannot take the place of another in a running engine; empty when it can."""
+    problems = []
+    if new.shape != old.shape:
+        problems.append(f"its shape is {new.shape}; in use is {old.shape}")
+    if not torch.equal(_drafted(new), _drafted(old)):
+        problems.append("its draft vocabulary is not the one of the drafter in use")
+    sizes = {HEAD_PREFIX + k: tuple(w.shape) for k, w in old.head.items()}
+    return problems + check_tensors(sizes, {HEAD_PREFIX + k: w for k, w in new.head.items()})
+
+
+def _drafted(checkpoint: Checkpoint) -> Tensor:
+    """Token ids it may draft."""
+    return torch.arange(checkpoint.shape.arch.vocab) if checkpoint.vocab is None else checkpoint.vocab.cpu()
+
+
 def _config(checkpoint: Checkpoint) -> dict[str, Any]:
     shape, a = checkpoint.shape, checkpoint.shape.arch
     return {

@@ -51,9 +51,14 @@ def score(target: Target, taps: Sequence[int], texts: Sequence[Text]) -> Iterato
 
 def top_tokens(logits: Tensor) -> tuple[NDArray[np.uint16 | np.uint32], NDArray[np.float16]]:
     """The likeliest tokens and their probabilities, each [rows, TOP]."""
-    best, ids = logits.topk(TOP)
-    probs = torch.exp(best.float() - logits.float().logsumexp(-1, keepdim=True))
+    ids, probs = likeliest(logits)
     return ids.cpu().numpy().astype(token_type(logits.shape[-1])), probs.cpu().numpy().astype(np.float16)
+
+
+def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """As ``top_tokens``, left on the device."""
+    best, ids = logits.topk(TOP)
+    return ids, torch.exp(best.float() - logits.float().logsumexp(-1, keepdim=True))
 
 
 def bits(hidden: Tensor) -> NDArray[np.uint16]:

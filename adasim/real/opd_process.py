@@ -23,19 +23,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from adasim.errors import InputError
 from adasim.files import write_atomic
 from adasim.real.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from adasim.real.opd import Opd
 from adasim.real.rerun import Teacher
-from adasim.real.samples import read_samples
+from adasim.real.samples import Sample, read_samples, write_samples
 from adasim.real.sampling import Sampling
-from adasim.real.target import Target
 from adasim.real.train_opd import OpdTrainer
 from adasim.real.versions import Version, VersionStore
 from adasim.real.weights import load_target
 
+COMMAND = (sys.executable, "-m", "adasim.real.opd_process")
 POLL_S = 0.1
 
 
@@ -70,19 +71,44 @@ class Folder:
         """What the trainer prints."""
         return self.root / "trainer.log"
 
+    @property
+    def served(self) -> Path:
+        """What a server in another process says of requests that begin and end: one JSON object a line."""
+        return self.root / "served.jsonl"
+
+    @property
+    def settings(self) -> Path:
+        """Written last: once it is there, the folder is ready."""
+        return self.root / "settings.json"
+
     def prepare(
-        self, opd: Opd, sampling: Sampling, start: Checkpoint, target: Target, name: str, domains: Sequence[str]
-    ) -> None:
-        """Write what a trainer needs before it starts."""
+        self, opd: Opd, sampling: Sampling, start: Checkpoint, embedding: Tensor, head: Tensor, name: str,
+        domains: Sequence[str],
+    ) -> None:  # fmt: skip
+        """Write what a trainer needs before it starts.
+
+        Args: start: the drafter to improve; embedding and head: the target's, each [V, D]; name: the target's.
+        """
         from safetensors.torch import save_file
 
         self.buffers.mkdir(parents=True)
-        rows = target.head_weight if start.vocab is None else target.head_weight[start.vocab.to(target.device)]
-        frozen = {"embedding": target.embedding.cpu().contiguous(), "head": rows.cpu().clone().contiguous()}
+        rows = head if start.vocab is None else head[start.vocab.to(head.device)]
+        frozen = {"embedding": embedding.cpu().contiguous(), "head": rows.cpu().clone().contiguous()}
         save_file(frozen, self.root / "frozen.safetensors")
         save_checkpoint(self.root / "base", start)
         said = {"opd": opd.model_dump(), "sampling": sampling.model_dump(), "target": name, "domains": list(domains)}
-        (self.root / "settings.json").write_text(json.dumps(said, indent=1))
+        write_atomic(self.settings, json.dumps(said, indent=1))
+
+    def trained(self, sent: int) -> bool:
+        """Whether the trainer has done the first ``sent`` buffers."""
+        return sent == 0 or any(n >= sent for n in self.versions.numbers())
+
+    def send(self, number: int, samples: list[Sample], *, keep: bool) -> None:
+        """Hand a buffer over; those before it have been trained and go, unless they are to be kept."""
+        write_samples(self.buffers / f"{number:06d}.npz", samples)
+        for path in [] if keep else self.buffers.glob("[0-9]*.npz"):
+            if int(path.stem) < number:
+                path.unlink()
 
 
 def serve_training(folder: Folder) -> None:
@@ -94,7 +120,7 @@ def serve_training(folder: Folder) -> None:
         if _ended():
             raise SystemExit(0)
 
-    said = json.loads((folder.root / "settings.json").read_text())
+    said = json.loads(folder.settings.read_text())
     opd = Opd.model_validate(said["opd"])
     if opd.cores is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, opd.cores)
@@ -140,7 +166,7 @@ def _train(folder: Folder, trainer: OpdTrainer, buffer: int, parent: int) -> int
 def _version(folder: Folder, number: int, base: Checkpoint) -> Checkpoint:
     if number == 0:
         return base
-    found = folder.versions.load(number, base.shape)
+    found = folder.versions.load(number, base)
     if not isinstance(found, Version):
         raise InputError(f"version {number}: {found.reason}")
     return found.checkpoint

@@ -39,6 +39,11 @@ class Sample:
         """Of the drafter that served its last round; 0 without rounds."""
         return self.rounds[-1].version if self.rounds else 0
 
+    @property
+    def tau(self) -> float | None:
+        """Its tokens per round; None without rounds."""
+        return 1 + sum(r.accepted for r in self.rounds) / len(self.rounds) if self.rounds else None
+
 
 class ReplayBuffer:
     """The newest samples, at most ``capacity``. Full of samples not trained yet, it is handed over whole."""

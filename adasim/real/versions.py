@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from adasim.errors import InputError
-from adasim.real.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from adasim.real.drafter import DrafterShape
+from adasim.real.checkpoint import Checkpoint, load_checkpoint, misfits, save_checkpoint
 
 
 class Version(NamedTuple):
@@ -57,8 +56,8 @@ class VersionStore:
             raise
         return number
 
-    def load(self, number: int, shape: DrafterShape) -> Version | Refused:
-        """A version that fits ``shape``, or why it must not be used."""
+    def load(self, number: int, used: Checkpoint) -> Version | Refused:
+        """A version that can take the place of the one in use, or why it must not."""
         folder = self.folder / f"v{number:06d}"
         try:
             manifest = json.loads((folder / "manifest.json").read_text())
@@ -69,8 +68,9 @@ class VersionStore:
             return Refused(number, str(error))
         except Exception as error:  # a bad file may fail anywhere; serving must not
             return Refused(number, f"cannot be read: {error}")
-        if checkpoint.shape != shape:
-            return Refused(number, "its shape is not that of the drafter in use")
+        problems = misfits(checkpoint, used)
+        if problems:
+            return Refused(number, "; ".join(problems))
         return Version(number, checkpoint, manifest)
 
     def parent(self, number: int) -> int | None:
@@ -81,11 +81,11 @@ class VersionStore:
             return None
         return said if isinstance(said, int) else None
 
-    def newest(self, among: Sequence[int], shape: DrafterShape) -> tuple[Version | None, list[Refused]]:
+    def newest(self, among: Sequence[int], used: Checkpoint) -> tuple[Version | None, list[Refused]]:
         """The newest usable version ``among`` these, the oldest first, and the newer ones that were refused."""
         refused: list[Refused] = []
         for number in reversed(among):
-            found = self.load(number, shape)
+            found = self.load(number, used)
             if isinstance(found, Version):
                 return found, refused
             refused.append(found)

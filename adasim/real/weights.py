@@ -75,6 +75,20 @@ def load_weights(folder: Path, dtype: torch.dtype, device: torch.device | None =
     return {k: v.to(device=device, dtype=dtype) for k, v in loaded.items()}
 
 
+def load_rows(folder: Path, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Embedding and head of a causal LM, each [V, D]; nothing else is read. Raises InputError: there is no embedding."""
+    from safetensors import safe_open
+
+    found: dict[str, Tensor] = {}
+    names = "model.embed_tokens.weight", "lm_head.weight"
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            found |= {name: file.get_tensor(name).to(dtype) for name in names if name in file.keys()}  # noqa: SIM118
+    if names[0] not in found:
+        raise InputError(f"{folder}: no *.safetensors file holds {names[0]}")
+    return found[names[0]], found.get(names[1], found[names[0]])
+
+
 def read_arch(config: dict[str, Any], name: str) -> Arch:
     """The shape in a Hugging Face config. Raises InputError for families other than Llama and Qwen3."""
     family = config.get("model_type")

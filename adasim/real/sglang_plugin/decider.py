@@ -5,6 +5,7 @@ scheduling the third call of a round comes after the first two of the next: feed
 Its moments come from ``timed``; without them, those of the three calls are taken.
 """
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
@@ -52,6 +54,8 @@ class _Open:
     verify_lens: IntArray
     drafted_s: float
     kv_tokens: int
+    version: int
+    whole: NDArray[np.bool_]
     accepted: IntArray | None = None
     now_s: float = 0.0
     moments: Moments | None = None
@@ -84,6 +88,10 @@ class Decider:
     ) -> None:
         self.caps, self.log, self.clock = caps, log, clock
         self.queued = self.kv_tokens = 0  # requests that wait, and tokens held, as far as the scheduler said
+        self.version = 0  # of the drafter
+        self.full_verify_share = 0.0  # of a round's requests, to show a trainer whole blocks
+        self.whole = np.zeros(0, dtype=bool)  # which of the round's requests do
+        self._rng = random.Random(0)
         self._numbers: dict[str, int] = {}
         self._next_number = self.step = 0  # the next step's number
         self._open: deque[_Open] = deque()
@@ -112,14 +120,20 @@ class Decider:
         contexts = np.array(context_lens, dtype=np.int64)
         self._view = BatchView(self.step, self.clock(), self.caps, ids, contexts, self.queued)
         self.step += 1
-        return self.driver.draft_lens(self._view)
+        lengths = self.driver.draft_lens(self._view)
+        drawn = np.array([self.full_verify_share > 0 and self._rng.random() < self.full_verify_share for _ in names])
+        self.whole = drawn & (lengths > 0)  # anew each round, blind to any token
+        return np.where(self.whole, self.caps.max_draft_len, lengths)
 
     def verify_lens(self, draft: DraftView) -> IntArray:
         """Tokens to verify of each request [n], the anchor counted."""
         assert self._view is not None
         drafted_s = self.clock()
         lengths = self.driver.verify_lens(self._view, draft)
-        opened = _Open(self.driver, self._names, self._view, draft, lengths, drafted_s, self.kv_tokens)
+        lengths = np.where(self.whole, draft.draft_lens + 1, lengths)
+        opened = _Open(
+            self.driver, self._names, self._view, draft, lengths, drafted_s, self.kv_tokens, self.version, self.whole
+        )
         self._open.append(opened)
         self._unread.append(opened)
         return lengths
@@ -191,5 +205,6 @@ def _round(done: _Open, accepted: IntArray) -> Round:
     return Round(
         view.step, start_s, end_s, drafted_s - start_s, end_s - verifying_s, view.queue_depth,
         view.request_ids.tolist(), view.context_lens.tolist(), done.draft.draft_lens.tolist(),
-        done.verify_lens.tolist(), accepted.tolist(), None if estimates is None else estimates.tolist(), done.kv_tokens,
+        done.verify_lens.tolist(), accepted.tolist(), None if estimates is None else estimates.tolist(),
+        done.version, done.whole.tolist(), done.kv_tokens,
     )  # fmt: skip

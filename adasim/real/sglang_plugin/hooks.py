@@ -25,6 +25,7 @@ def open_scheduler() -> None:
     HookRegistry.register(f"{parts}{updates}.end_weight_update", _refresh, HookType.AFTER)
     HookRegistry.apply_hooks()
     Scheduler.adasim_policy = _use_policy
+    Scheduler.adasim_opd = _use_tap
 
 
 def _tell_queue(scheduler: Any, *args: Any, **kwargs: Any) -> None:
@@ -56,6 +57,7 @@ def _add_rounds(result: Any, controller: Any, state: dict[str, Any]) -> None:
         "running": len(scheduler.running_batch.reqs),
         "waiting": len(scheduler.waiting_queue),
         "refused": worker.player.refused,
+        "opd": None if worker.tap is None else worker.tap.state(),
         **worker.facts(scheduler),
     }
 
@@ -80,13 +82,23 @@ def _obey(original: Callable[..., Any], controller: Any, request: Any) -> Any:
 
 
 def _refuse_bad_weights(original: Callable[..., Any], updater: Any, request: Any) -> Any:
-    """SGLang would let the scheduler die; the draft model checks before it writes, so the old weights go on serving."""
+    """SGLang would let the scheduler die; the draft model checks before it writes, so the old weights go on serving.
+
+    Whatever else may happen to a drafter costs acceptance, no token: serving goes on.
+    """
     try:
-        return original(updater, request)
-    except InputError as error:
+        answer = original(updater, request)
+    except Exception as error:
+        if request.selector != "draft" and not isinstance(error, InputError):
+            raise
         from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
 
-        return UpdateWeightsFromTensorReqOutput(success=False, message=str(error))
+        said = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+        return UpdateWeightsFromTensorReqOutput(success=False, message=said)
+    if answer.success and request.selector == "draft":
+        name = request.weight_version or ""
+        updater.draft_worker.decider.version = int(name) if name.isdecimal() else 0
+    return answer
 
 
 def _refresh(result: Any, updater: Any, *args: Any) -> None:
@@ -103,3 +115,13 @@ def _use_policy(scheduler: Any, settings: str) -> None:
 
     busy = len(scheduler.running_batch.reqs) + len(scheduler.waiting_queue)
     scheduler.draft_worker.player.obey(Orders(play=Play(policy=parse_policy(settings, "adasim_policy"))), busy)
+
+
+def _use_tap(scheduler: Any, settings: str) -> None:
+    """``engine.collective_rpc("adasim_opd", settings=...)``: show a trainer something from now on, or nothing any more.
+
+    Args: settings: the JSON of ``ServedOpd``, or ``null``.
+    """
+    from adasim.real.sglang_plugin.settings import parse_opd
+
+    scheduler.draft_worker.show(parse_opd(settings, "adasim_opd"))

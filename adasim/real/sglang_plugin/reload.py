@@ -4,14 +4,16 @@ SGLang's other way, loading from disk, has no selector and would overwrite the t
 """
 
 import asyncio
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 
 from adasim.errors import InputError
-from adasim.real.checkpoint import HEAD_PREFIX, Checkpoint, check_tensors, load_checkpoint, read_config, read_shape
+from adasim.real.checkpoint import HEAD_PREFIX, Checkpoint, load_checkpoint, misfits
+from adasim.real.sglang_plugin.link import EngineLink, Link
 
 
 async def reload_drafter(manager: Any, folder: Path, version: str) -> None:
@@ -19,51 +21,37 @@ async def reload_drafter(manager: Any, folder: Path, version: str) -> None:
 
     Args:
         manager: the engine's ``tokenizer_manager``.
-        folder: a draft checkpoint, of the same shape and draft vocabulary as the one that is served.
-        version: name under which requests report the weights they were drafted with.
+        folder: a draft checkpoint, of the same shape, head and draft vocabulary as the one that is served.
+        version: name under which requests report the weights they were drafted with; rounds record it when it is a
+            number.
 
     Raises:
         InputError: what is wrong with the checkpoint: it was not sent, or was refused; the old one goes on.
     """
-    from sglang.srt.managers import io_struct as io
-
-    args = manager.server_args
-    served = Path(args.speculative_draft_model_path)
-    payload = await asyncio.to_thread(_payload, folder, served, args.tp_size)  # others are served meanwhile
-    update = io.UpdateWeightsFromTensorReqInput(
-        serialized_named_tensors=payload, flush_cache=False, selector="draft", weight_version=version
-    )
-    await manager.pause_generation(io.PauseGenerationReqInput(mode="in_place"))
-    try:
-        problems = await _send(manager, update)
-    finally:
-        await manager.continue_generation(io.ContinueGenerationReqInput(torch_empty_cache=False))
+    link = EngineLink(manager)
+    served = await link.served()
+    new = await asyncio.to_thread(fitting, folder, served.drafter)  # others are served meanwhile
+    problems = await swap(link, new, version, served.ranks)
     if problems:
         raise InputError(*(f"drafter {str(folder)!r}: {p}" for p in problems))
 
 
-async def _send(manager: Any, update: Any) -> list[str]:
-    """One session of a weight update; what went wrong, empty when nothing did."""
-    from sglang.srt.managers import io_struct as io
-
-    begun, said = await manager.begin_weight_update(io.BeginWeightUpdateReqInput(selector="draft"))
-    if not begun:
-        return [f"the server began no update: {said}"]
+async def swap(link: Link, new: Checkpoint, version: str, ranks: int) -> list[str]:
+    """Put a checkpoint that fits in the place of the one in use; what went wrong, empty when nothing did."""
+    payload = await asyncio.to_thread(_payload, new, ranks)
+    await link.pause()
     try:
-        done, said = await manager.update_weights_from_tensor(update)
-        problems = [] if done else said.splitlines() or ["the server refused it and did not say why"]
+        begun, said = await link.begin()
+        if not begun:
+            return [f"the server began no update: {said}"]
+        try:
+            done, said = await link.update(payload, version)
+            problems = [] if done else said.splitlines() or ["the server refused it and did not say why"]
+        finally:
+            ended, said = await link.end()
+        return problems if ended else [*problems, f"the server did not end the update: {said}"]
     finally:
-        ended, said = await manager.end_weight_update(io.EndWeightUpdateReqInput())
-    return problems if ended else [*problems, f"the server did not end the update: {said}"]
-
-
-def _payload(folder: Path, served: Path, ranks: int) -> list[Any]:
-    """What is sent to each rank, when it fits."""
-    from sglang.srt.utils import MultiprocessingSerializer
-
-    checkpoint = fitting(folder, served)
-    tensors = list((checkpoint.weights | {HEAD_PREFIX + k: w for k, w in checkpoint.head.items()}).items())
-    return [MultiprocessingSerializer.serialize(tensors) for _ in range(ranks)]
+        await link.resume()
 
 
 def fitting(folder: Path, served: Path) -> Checkpoint:
@@ -76,30 +64,21 @@ def fitting(folder: Path, served: Path) -> Checkpoint:
         new = load_checkpoint(folder)
     except SafetensorError as error:
         raise InputError(f"drafter {str(folder)!r}: model.safetensors cannot be read: {error}") from error
-    old = read_shape(read_config(served), served)
-    problems = []
-    if new.shape != old:
-        problems.append(f"its shape is {new.shape}; served is {old}")
-    ids = served / "draft_vocab.npy"
-    if (new.vocab is not None) != ids.is_file() or (new.vocab is not None and not _same(new.vocab, ids)):
-        problems.append(f"its draft vocabulary is not the one of {served}")
-    problems += check_tensors(_head_sizes(served), {HEAD_PREFIX + k: w for k, w in new.head.items()})
+    problems = misfits(new, load_checkpoint(served))
     if problems:
         raise InputError(*(f"drafter {str(folder)!r}: {p}" for p in problems))
     return new
 
 
-def _head_sizes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """The tensors of a checkpoint's length head."""
-    sizes: dict[str, tuple[int, ...]] = {}
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            names = [k for k in file.keys() if k.startswith(HEAD_PREFIX)]  # noqa: SIM118
-            sizes |= {k: tuple(file.get_slice(k).get_shape()) for k in names}
-    return sizes
+def _payload(new: Checkpoint, ranks: int) -> list[bytes]:
+    """What is sent to each rank: the tensors' places in shared memory, which lives as long as they do.
 
-
-def _same(vocab: torch.Tensor, ids: Path) -> bool:
-    import numpy as np
-
-    return bool(np.array_equal(vocab.numpy(), np.load(ids)))
+    By names of files, not by descriptors: those only travel between processes of one family.
+    """
+    tensors = list((new.weights | {HEAD_PREFIX + k: w for k, w in new.head.items()}).items())
+    usual = get_sharing_strategy()
+    set_sharing_strategy("file_system")
+    try:
+        return [bytes(ForkingPickler.dumps(tensors)) for _ in range(ranks)]
+    finally:
+        set_sharing_strategy(usual)

@@ -12,10 +12,28 @@ from adasim.explain import explain
 from adasim.policies import AnyPolicy
 from adasim.policies.base import Policy
 from adasim.policies.scheduler import AnyScheduler, Fcfs
+from adasim.real.opd import Opd
 from adasim.types import Component
 
 VARIABLE = "ADASIM_POLICY"
 FILE = "adasim_policy.json"
+
+
+class ServedOpd(Opd):
+    """On-policy distillation of a server's drafter, by a trainer beside it (``distillation``).
+
+    Attributes:
+        folder: shared by server and trainer, on a disk that both see. Buffers and versions that nobody needs any longer
+            are deleted, unless ``keep`` names the folder, too.
+    """
+
+    folder: str
+
+    @model_validator(mode="after")
+    def _one_folder(self) -> Self:
+        if self.keep not in (None, self.folder):
+            raise ValueError(f"keep: {self.keep}; allowed: null, or {self.folder} as folder says")
+        return self
 
 
 class Settings(Component):
@@ -25,6 +43,7 @@ class Settings(Component):
         policy: any of ``adasim list``, by kind and fields.
         scheduler: who is admitted. SGLang's own scheduler admits, by ``--schedule-policy``: only ``fcfs`` is taken.
         cost: what the policy may know of time; null = policies that ask for it are refused.
+        opd: what the server shows a trainer; null = nothing.
         kept_rounds: steps whose records are kept to be read from outside, until a reader says it has them; 0 = none.
         experiments: take orders that measurements need: acceptance by decree, requests held back to begin together,
             another cost. Whoever may call ``/set_internal_state`` can then spoil every answer: not for serving.
@@ -33,6 +52,7 @@ class Settings(Component):
     policy: AnyPolicy
     scheduler: AnyScheduler = Fcfs()
     cost: AnyCost | None = None
+    opd: ServedOpd | None = None
     kept_rounds: int = Field(default=256, ge=0)
     experiments: bool = False
 
@@ -75,6 +95,20 @@ def parse_policy(text: str, where: str) -> Policy:
     if fixed:
         raise InputError(*(f"{where}: {name} stays as it was at the start; allowed: policy" for name in fixed))
     return given.policy
+
+
+def parse_opd(text: str, where: str) -> ServedOpd | None:
+    """What a running server shows a trainer from now on; ``null`` = nothing.
+
+    Raises:
+        InputError: every problem, with its place.
+    """
+    if text.strip() == "null":
+        return None
+    try:
+        return ServedOpd.model_validate_json(text)
+    except ValidationError as error:
+        raise InputError(*(f"{where}: {line}" for line in explain(error, ServedOpd))) from error
 
 
 def parse_settings(text: str, where: str) -> Settings:

@@ -34,7 +34,8 @@ from adasim.real.sglang_plugin.marks import Marks
 from adasim.real.sglang_plugin.packing import Window, open_window
 from adasim.real.sglang_plugin.player import Player
 from adasim.real.sglang_plugin.rounds import RoundLog
-from adasim.real.sglang_plugin.settings import read_settings
+from adasim.real.sglang_plugin.settings import ServedOpd, read_settings
+from adasim.real.sglang_plugin.tap import Tap
 from adasim.real.sglang_plugin.verifying import graph_sizes, verify
 from adasim.types import EngineCaps, IntArray
 
@@ -56,6 +57,8 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         self._group = get_dp_tp_group()
         self._draft_head = self._make_draft_head()
         self._marks = Marks(self.device)
+        self.tap: Tap | None = None
+        self._prompt_hidden: Tensor | None = None  # of the prefill that is running [S, taps * D]
 
     def init_cuda_graphs(self) -> None:
         """Capture what the base class captures; then the engine's limits are known, and the policy starts."""
@@ -67,6 +70,26 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
             raise InputError(f"ADAFLASH: {type(attention).__name__} cannot verify this target's blocks at ragged lengths")
         self.decider = Decider(self.settings.policy, self.caps(), RoundLog(self.settings.kept_rounds))
         self.player = Player(self.settings, self.decider)
+        self.show(self.settings.opd)
+
+    def show(self, opd: ServedOpd | None) -> None:
+        """Show a trainer what verification shows, from the next requests on. None = nobody.
+
+        Raises:
+            InputError: this server cannot show what is asked for.
+        """
+        wanted = opd if opd is not None and opd.enabled else None
+        if wanted is not None and wanted.teacher == "rerun" and not self.server_args.disable_radix_cache:
+            raise InputError(
+                "opd.teacher: rerun needs whole texts, and prompts from the prefix cache show no beginning; "
+                "allowed: none, or start the server with --disable-radix-cache"
+            )
+        if self._group.rank_in_group:
+            return
+        if self.tap is not None:
+            self.tap.close()
+        self.tap = None if wanted is None else Tap(wanted)
+        self.decider.full_verify_share = 0.0 if wanted is None else wanted.full_verify_share
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
@@ -95,6 +118,10 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
                 contexts = [known + new for known, new in zip(batch.prefix_lens, batch.extend_lens, strict=True)]
                 moments = Moments(begin, begin, begin, end, self._marks)
                 self.decider.prefilled([r.rid for r in batch.reqs], batch.extend_lens, contexts, moments)
+            hidden, self._prompt_hidden = self._prompt_hidden, None
+            if self.tap is not None and hidden is not None:
+                logits = result.logits_output.next_token_logits
+                self.tap.prefill(batch.reqs, batch.prefix_lens, hidden, batch.extend_lens, logits)
             return result
         if not isinstance(batch.spec_info, DFlashDraftInputV2):
             raise TypeError(f"ADAFLASH: the running batch carries {type(batch.spec_info).__name__}")
@@ -110,6 +137,8 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """The scheduler has let a request go."""
         self.decider.forget(rid)
+        if self.tap is not None:
+            self.tap.finish(rid)
 
     def facts(self, scheduler: Any) -> dict[str, Any]:
         """What the server is and how it plays, for ``/server_info``."""
@@ -164,6 +193,11 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         if on_publish is not None:
             on_publish(new_lens)
         self._absorb(output.hidden_states, window, commit_lens)
+        if self.tap is not None:
+            self.tap.round(
+                [r.rid for r in batch.reqs], np.array(contexts) - 1, verify_lens, self.decider.whole.tolist(),
+                self.decider.version, accepted.run, output.hidden_states, output.next_token_logits,
+            )  # fmt: skip
         output.hidden_states = None
         if self._group.rank_in_group == 0:
             self.decider.timed(Moments(begin, drafted, verifying, self._marks.now(), self._marks))
@@ -190,9 +224,14 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         )
 
     def _append_target_hidden_to_draft_kv_by_loc(self, **what: Any) -> None:
-        """Nothing for a policy that never drafts: plain decoding must not pay for a drafter that follows."""
+        """Nothing for a policy that never drafts: plain decoding must not pay for a drafter that follows.
+
+        What a prompt's tokens show is needed once more.
+        """
         if self.player.follows:
             super()._append_target_hidden_to_draft_kv_by_loc(**what)
+        if self.tap is not None and what.get("extend_lens") is not None:
+            self._prompt_hidden = what["target_hidden"]
 
     def _make_draft_head(self) -> DraftHead:
         """The target's head for drafting, over the checkpoint's draft vocabulary."""
