@@ -95,7 +95,8 @@ def test_every_token_of_a_closed_loop_is_recorded(policy: Any, target: str) -> N
     assert requests["tokens"].tolist() == [OUT] * 6
     assert steps["emitted"].sum() + steps["first_tokens"].sum() == 6 * OUT
     assert rounds is not None
-    assert rounds["accepted"].sum() == requests["accepted"].sum() == records.blocks.eval("accepted * blocks").sum()
+    counted = (records.blocks["accepted"] * records.blocks["blocks"]).sum()
+    assert rounds["accepted"].sum() == requests["accepted"].sum() == counted
     assert steps["decoding"].max() <= 3
     assert (requests["arrival_s"] <= requests["first_token_s"]).all()
     assert (requests["admitted_s"] <= requests["first_token_s"]).all()
@@ -447,9 +448,9 @@ def test_a_replay_by_hand() -> None:
     found = replay(
         Prefill(0, 101.0, 101.5, 1, [7], [6], [6], 0),  # a chunk
         Prefill(1, 101.5, 102.0, 0, [7, 8], [4, 10], [10, 10], 20),
-        Round(2, 102.0, 103.0, 0.25, 0.5, 0, [7, 8], [11, 11], [3, 3], [3, 2], [2, 0], [2.5, 1.5], 30),
-        Round(3, 103.0, 104.0, 0.25, 0.5, 0, [8, 7], [12, 14], [3, 3], [3, 2], [2, 1], None, 40),
-        Round(4, 104.0, 105.0, 0.0, 0.5, 0, [7, 9], [15, 3], [0, 0], [1, 1], [0, 0], None, 0),  # 7 had finished
+        Round(2, 102.0, 103.0, 0.25, 0.5, 0, [7, 8], [11, 11], [3, 3], [3, 2], [2, 0], [2.5, 1.5], 0, [False, False], 30),
+        Round(3, 103.0, 104.0, 0.25, 0.5, 0, [8, 7], [12, 14], [3, 3], [3, 2], [2, 1], None, 2, [True, False], 40),
+        Round(4, 104.0, 105.0, 0.0, 0.5, 0, [7, 9], [15, 3], [0, 0], [1, 1], [0, 0], None, 2, [False] * 2),  # 7 had ended
     )
     records = found.records()
     steps, requests = records.steps, records.requests
@@ -472,8 +473,12 @@ def test_a_replay_by_hand() -> None:
     assert records.rounds is not None
     assert records.rounds["position"].tolist() == [1, 1, 2]
     assert records.rounds["accept_len"].tolist()[:2] == [2.5, 1.5]
-    counts = {(b.verify_len, b.accepted): b.blocks for b in records.blocks.itertuples()}
-    assert counts == {(3, 2): 2, (2, 0): 1}
+    assert records.rounds["whole"].tolist() == [False, False, True]
+    assert records.rounds["draft_version"].tolist() == [0, 0, 2]
+    assert steps["draft_version"].tolist() == [0, 0, 0, 2]
+    assert requests["draft_version"].tolist() == [0, 2]
+    counts = {(b.draft_version, b.verify_len, b.accepted): b.blocks for b in records.blocks.itertuples()}
+    assert counts == {(0, 3, 2): 1, (0, 2, 0): 1, (2, 3, 2): 1}
     assert records.gaps[["gap_s", "chunks"]].values.tolist() == [[1.0, 2.0], [1.0, 1.0]]
     meta = {"completion_tokens": 4, "prompt_tokens": 10, "spec_verify_ct": 2, "spec_num_correct_drafts": 2}
     assert found.against({0: {"meta_info": meta}}) == ["request 0: SGLang counts 2 spec_verify_ct, its round records 1"]
@@ -482,7 +487,7 @@ def test_a_replay_by_hand() -> None:
 def test_a_request_that_lost_its_memory_is_computed_again() -> None:
     found = replay(
         Prefill(0, 101.0, 102.0, 0, [7], [10], [10], 0),
-        Round(1, 102.0, 103.0, 0.25, 0.5, 0, [7], [11], [3], [2], [0], None, 0),
+        Round(1, 102.0, 103.0, 0.25, 0.5, 0, [7], [11], [3], [2], [0], None, 0, [False], 0),
         Prefill(2, 103.0, 104.0, 0, [8], [10], [10], 0),
         Prefill(3, 105.0, 106.0, 0, [7], [12], [12], 0),
     )

@@ -148,7 +148,7 @@ class SglangBackend(Component):
             interpreter = str(own["python"])
         else:
             of, interpreter = versions(python())
-            hardware = processor() if self.device == "cpu" else gpu_name(self.arguments.get("tp_size"))
+            hardware = processor() if self.device == "cpu" else gpu_name(int(str(self.arguments.get("tp_size") or 1)))
         return EngineIdentity(
             engine=self.kind,
             engine_version=of,

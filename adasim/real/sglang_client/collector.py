@@ -74,11 +74,9 @@ class Collector:
         """What is new, which the server may forget then. Returns how much of what it keeps that was."""
         try:
             found = self._look()
-            new = sorted(
-                [*(Round(*row) for row in found["rounds"]), *(Prefill(*row) for row in found["prefills"])],
-                key=lambda entry: entry.step,
-            )
-            new = [entry for entry in new if entry.step >= self._next]
+            every: list[Entry] = [*(Round(*row) for row in found["rounds"])]
+            every += [Prefill(*row) for row in found["prefills"]]
+            new = sorted((entry for entry in every if entry.step >= self._next), key=lambda entry: entry.step)
             kept: int = found["kept_rounds"]
             if new and (missing := new[0].step - self._next) > 0:
                 self._problem = f"{missing} steps were lost: the server keeps {kept}; raise kept_rounds in its settings"

@@ -55,7 +55,7 @@ def launch_of(backend: "SglangBackend") -> Launch:
 
 
 @lru_cache
-def gpu_name(tp_size: Any) -> str:
+def gpu_name(tp_size: int) -> str:
     """The name of this machine's GPUs.
 
     Raises:
@@ -66,4 +66,4 @@ def gpu_name(tp_size: Any) -> str:
         name = subprocess.run(ask, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
     except (OSError, subprocess.CalledProcessError, IndexError) as error:
         raise InputError(f"backend.device: cuda, and no GPU is here: {error}; or give backend.url") from error
-    return name if tp_size in (None, 1) else f"{tp_size} x {name}"
+    return name if tp_size == 1 else f"{tp_size} x {name}"

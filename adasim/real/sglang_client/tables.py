@@ -116,8 +116,10 @@ class Replay:
         )
         estimates = entry.accept_lens
         shown = None if estimates is None else np.array([estimates[row] for row in rows])
+        whole, version = np.array([entry.whole[row] for row in rows]), entry.draft_version
         assert self.recorder.rounds is not None
-        self.recorder.rounds.add(len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, None, 0)
+        self.recorder.rounds.add(len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, whole, version)
+        self.recorder.draft_version = version
         emitted = np.minimum(accepted + 1, lives.want[ids] - lives.done[ids])
         for column, more in (
             (lives.rounds, 1), (lives.drafts, drafts), (lives.verified, verified), (lives.accepted, accepted),
@@ -127,6 +129,7 @@ class Replay:
         np.add.at(self.recorder.blocks, (lives.domain[ids], verified, accepted), 1)
         self.recorder.gaps(end_s - lives.emitted_s[ids])
         lives.emitted_s[ids] = end_s
+        lives.draft_version[ids] = version
         self._end(ids, end_s)
         self._step(
             entry, decoding=len(entry.requests), draft_tokens=sum(entry.draft_lens), verify_tokens=sum(entry.verify_lens),
@@ -149,7 +152,7 @@ class Replay:
             "accepted": 0,
             "emitted": 0,
         }
-        known |= {"first_tokens": 0, "evicted": 0, "draft_version": 0, "queued": entry.queued}
+        known |= {"first_tokens": 0, "evicted": 0, "draft_version": self.recorder.draft_version, "queued": entry.queued}
         seconds = dict.fromkeys(("draft_s", "verify_s", "overhead_s", "prefill_s", "context"), 0.0)
         at = {"start_s": entry.start_s - self.began_s, "end_s": entry.end_s - self.began_s}
         blocks = -(-entry.kv_tokens // self.block_tokens)

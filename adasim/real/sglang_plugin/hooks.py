@@ -114,7 +114,9 @@ def _use_policy(scheduler: Any, settings: str) -> None:
     from adasim.real.sglang_plugin.settings import parse_policy
 
     busy = len(scheduler.running_batch.reqs) + len(scheduler.waiting_queue)
-    scheduler.draft_worker.player.obey(Orders(play=Play(policy=parse_policy(settings, "adasim_policy"))), busy)
+    scheduler.draft_worker.player.obey(
+        Orders(play=Play.model_validate({"policy": parse_policy(settings, "adasim_policy")})), busy
+    )
 
 
 def _use_tap(scheduler: Any, settings: str) -> None:
