@@ -33,15 +33,16 @@ from adasim.real.sglang_client.backend import SglangBackend
 from adasim.real.sglang_client.counters import counters, others
 from adasim.real.sglang_client.launching import launch_of
 from adasim.real.sglang_client.tables import Replay
+from adasim.real.sglang_plugin.decider import Decider, Moments
 from adasim.real.sglang_plugin.orders import Orders, Play, read_orders
 from adasim.real.sglang_plugin.player import Player
-from adasim.real.sglang_plugin.rounds import Prefill, Round
+from adasim.real.sglang_plugin.rounds import Prefill, Round, RoundLog
 from adasim.real.sglang_plugin.settings import Settings
 from adasim.recorded import check
 from adasim.recorded import load as load_recorded
 from adasim.records import CutShort
 from adasim.scenario import validate
-from adasim.types import Request
+from adasim.types import DraftView, EngineCaps, Request
 from adasim.workload import Closed, Poisson
 from tests.sglang_fake import FakeServer
 
@@ -433,6 +434,29 @@ def test_those_that_wait_are_gathered() -> None:
     assert not player.holds(1)  # the rest of a burst that did not fit into one step
     player.let_in(0)
     assert player.holds(1)  # of the next
+
+
+def test_steps_are_written_in_order_once_the_device_has_come_that_far() -> None:
+    reached = 0.0
+    clock = SimpleNamespace(known=lambda mark: mark <= reached, seconds=lambda mark: 10 + mark)
+    decider = Decider(Fixed(verify_len=3), EngineCaps(7, 4), RoundLog(8))
+    decider.prefilled(["a"], [5], [5], Moments(0.0, 0.0, 0.0, 1.0, clock))
+    decider.draft_lens(["a"], [6])
+    decider.verify_lens(DraftView(np.array([2])))
+    decider.timed(Moments(1.5, 1.75, 2.0, 2.5, clock))
+    decider.accepted([1])
+    assert decider.log.dump()["prefills"] == []
+    reached = 1.0
+    decider.settle()
+    kept = decider.log.dump()
+    assert Prefill(*kept["prefills"][0]) == Prefill(0, 10.0, 11.0, 0, [0], [5], [5])
+    assert kept["rounds"] == []
+    reached = 2.5
+    decider.settle()
+    found = Round(*decider.log.dump()["rounds"][0])
+    assert (found.step, found.start_s, found.end_s, found.draft_s, found.verify_s) == (1, 11.5, 12.5, 0.25, 0.5)
+    decider.log.forget(1)
+    assert decider.log.dump()["prefills"] == []
 
 
 def replay(*entries: Prefill | Round) -> Replay:

@@ -144,18 +144,11 @@ class Replay:
         self.lives.finish_s[done], self.lives.status[done] = end_s, FINISHED
 
     def _step(self, entry: Entry, **counts: Any) -> None:
-        known: dict[str, Any] = {
-            "decoding": 0,
-            "prefill_tokens": 0,
-            "draft_tokens": 0,
-            "verify_tokens": 0,
-            "accepted": 0,
-            "emitted": 0,
-        }
-        known |= {"first_tokens": 0, "evicted": 0, "draft_version": self.recorder.draft_version, "queued": entry.queued}
-        seconds = dict.fromkeys(("draft_s", "verify_s", "overhead_s", "prefill_s", "context"), 0.0)
-        at = {"start_s": entry.start_s - self.began_s, "end_s": entry.end_s - self.began_s}
-        blocks = -(-entry.kv_tokens // self.block_tokens)
-        self.recorder.steps.append(
-            StepRecord(**{"step": len(self.recorder.steps), "kv_blocks": blocks, **known, **seconds, **at, **counts})
-        )
+        counted = ("decoding", "prefill_tokens", "draft_tokens", "verify_tokens", "accepted", "emitted", "first_tokens")
+        known: dict[str, Any] = dict.fromkeys(counted, 0)
+        known |= dict.fromkeys(("draft_s", "verify_s", "overhead_s", "prefill_s", "context"), 0.0)
+        known |= {"step": len(self.recorder.steps), "queued": entry.queued, "evicted": 0}
+        known["draft_version"] = self.recorder.draft_version
+        known |= {"start_s": entry.start_s - self.began_s, "end_s": entry.end_s - self.began_s}
+        known |= {"kv_blocks": -(-entry.kv_tokens // self.block_tokens)}
+        self.recorder.steps.append(StepRecord(**(known | counts)))

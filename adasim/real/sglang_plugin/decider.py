@@ -148,6 +148,7 @@ class Decider:
         record = Prefill(self.step, 0.0, 0.0, self.queued, ids, list(tokens), list(contexts), self.kv_tokens)
         self._unread.append(_OpenPrefill(record, list(names), moments))
         self.step += 1
+        self.settle()
 
     def accepted(self, run: Sequence[int]) -> None:
         """Drafts accepted in the oldest round still open, request by request.
@@ -172,15 +173,17 @@ class Decider:
         """Write down the steps of which everything is known."""
         while self._unread:
             step = self._unread[0]
-            if isinstance(step, _Open):
-                if step.accepted is None:
-                    return
-                self.log.append(_round(step, step.accepted), step.names)
-            else:
-                if not step.moments.clock.known(step.moments.end):
-                    return
-                start_s, end_s = (step.moments.clock.seconds(m) for m in (step.moments.begin, step.moments.end))
+            at = step.moments
+            if at is not None and not at.clock.known(at.end):
+                return
+            if isinstance(step, _OpenPrefill):
+                of = step.moments
+                start_s, end_s = of.clock.seconds(of.begin), of.clock.seconds(of.end)
                 self.log.append(step.record._replace(start_s=start_s, end_s=end_s), step.names)
+            elif step.accepted is None:
+                return
+            else:
+                self.log.append(_round(step, step.accepted), step.names)
             self._unread.popleft()
 
     def forget(self, name: str) -> None:
