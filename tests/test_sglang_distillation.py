@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -23,9 +24,12 @@ from safetensors.torch import save_file  # noqa: E402
 
 from adasim.real.checkpoint import Checkpoint, save_checkpoint  # noqa: E402
 from adasim.real.drafter import DrafterShape  # noqa: E402
+from adasim.real.features import Lesson, bits, top_tokens  # noqa: E402
+from adasim.real.samples import Round, Sample  # noqa: E402
 from adasim.real.sglang_plugin.distillation import Distillation  # noqa: E402
 from adasim.real.sglang_plugin.link import HttpLink, Link, Served  # noqa: E402
 from adasim.real.sglang_plugin.settings import ServedOpd  # noqa: E402
+from adasim.real.shards import Text  # noqa: E402
 from adasim.real.weights import RANDOM  # noqa: E402
 
 ARCH = replace(RANDOM["random-tiny"], layers=1, qk_norm=True)
@@ -119,6 +123,26 @@ def test_a_version_is_sent_while_requests_wait_and_the_target_is_looked_at(tmp_p
     assert events(at) == [("trained", 1), ("reload", 1)]
     assert at.events[1].seconds > 0
     assert "trained on 1 requests in 2.0 s" in at.events[1].detail
+
+
+def test_the_trainer_of_the_torch_engine_gets_what_it_needs(tmp_path: Path) -> None:
+    """Its own process, on a buffer of the server: the version it makes is served."""
+    server = Server(tmp_path, buffer=2, epochs=1)
+    state = np.random.default_rng(0)
+
+    async def run() -> None:
+        async with Distillation(server) as at:
+            text = Text(state.integers(0, ARCH.vocab, 20).astype(np.uint16), 4, 0, 0, 0)
+            hidden = torch.randn(20, SHAPE.arch.hidden * 2)
+            lesson = Lesson(text, bits(hidden), *top_tokens(torch.randn(20, ARCH.vocab)))
+            at.folder.send(1, [Sample(lesson, [Round(5, 8, 2, 0), Round(8, 8, 0, 0)])] * 2, keep=True)
+            while not at.events:
+                await at.poll()
+                await asyncio.sleep(0.05)
+            assert events(at) == [("trained", 1), ("reload", 1)], at.events
+
+    asyncio.run(run())
+    assert server.versions == ["0", "1"]
 
 
 def test_bad_versions_are_not_sent(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 from adasim.errors import InputError
 from adasim.real.checkpoint import Checkpoint, load_checkpoint
 from adasim.real.keeper import Keeper, Move
+from adasim.real.opd import Opd
 from adasim.real.opd_process import COMMAND, Folder
 from adasim.real.sampling import Sampling
 from adasim.real.sglang_plugin.link import Link, Served
@@ -145,7 +146,8 @@ class Distillation:
         """Write what the trainer needs; from then on the server writes, too."""
         target, dtype = model_dir(served.target), torch.float32 if served.dtype == "float32" else torch.bfloat16
         embedding, head = load_rows(target, dtype)
-        self.folder.prepare(self.opd, self.sampling, start, embedding, head, str(target), self.domains)
+        opd = Opd.model_validate(self.opd.model_dump(exclude={"folder"}))  # the trainer's
+        self.folder.prepare(opd, self.sampling, start, embedding, head, str(target), self.domains)
 
     def _hear(self) -> None:
         """What the server said of requests since the last look."""
