@@ -1,8 +1,11 @@
 """SGLang as a backend, against a made-up server: no SGLang is needed."""
 
 import json
+import os
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -395,6 +398,23 @@ def test_a_server_that_ends_at_the_start_says_why(target: str, monkeypatch: pyte
     with pytest.raises(InputError, match=r"SGLang did not start: .*sglang"):
         process.keep(process.Launch(("--x",), (("PYTHONPATH", ""),)))
     assert process.kept(process.Launch(("--x",), ())) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_server_does_not_outlive_a_killed_parent() -> None:
+    code = (
+        "import os, subprocess; from adasim.real.sglang_client.process import end_with_parent\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=end_with_parent)\n"
+        "print(child.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    state = Path(f"/proc/{int(done.stdout)}/stat")
+    for _ in range(100):
+        if not state.is_file() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.05)
+    os.kill(int(done.stdout), 9)
+    raise AssertionError("it goes on")
 
 
 def test_orders_travel_as_a_name() -> None:
