@@ -20,15 +20,15 @@ METHOD = [
     "Times are medians of equal steps, or weigh outliers less (Huber): single pauses of the machine do not count.",
     "How much slower the machine was in one run or stretch of time than in another is told by passes that both made, and "
     "taken out before fitting; without such passes it is unknown, and said to be.",
-    "The form of verification (a straight line in tokens, a knee, lines between measured token counts, a table) is the one "
-    "with the least error on cells left out of its fit (five folds; cells count by the root of their passes); the simplest "
+    "The form of verification (a line in tokens, a knee, lines between measured token counts, a table) is the one with "
+    "the least error on cells left out of its fit (five folds; cells count by the root of their passes); the simplest "
     "where several are within 5 %.",
     "Acceptance is counted among drafts that were verified behind accepted ones (Kaplan-Meier), of rounds whose length "
     "was not chosen by a look at their drafts. Spread, correlation and range maximise the likelihood of whole sequences "
-    "of rounds; runs of one seed answer the same prompts and count as one sample.",
+    "of rounds; what answers a prompt alike counts as one sample.",
     "The length head is taken to report 1 + L with bias and noise, or, as a regression trained on L does, 1 + the mean "
-    "of L given a noisy look at it: whichever makes its reports and what was then accepted likelier. Where neither form holds, "
-    "its reports are taken as they were seen, and only their order for knowledge of L.",
+    "of L given a noisy look at it: whichever makes its reports and what was then accepted likelier. Where neither form "
+    "holds, its reports are taken as they were seen, and only their order for knowledge of L.",
     "Intervals are 95 %: bootstrap over runs for times, over requests for the rest, widened by Student's t where there "
     "are few. They do not cover what no run showed: other machines, other prompts, ranges outside those stated.",
 ]

@@ -10,6 +10,7 @@ import typer
 from adasim import __version__
 from adasim.commands.advise import advise_command
 from adasim.commands.calibration import calibrate_command, profile_command
+from adasim.commands.deploy import deploy_command
 from adasim.commands.export import export_command
 from adasim.commands.imports import import_command
 from adasim.commands.search import sensitivity_command, tune_command
@@ -159,6 +160,7 @@ app.command(name="profile")(profile_command)
 app.command(name="calibrate")(calibrate_command)
 app.command(name="import")(import_command)
 app.command(name="export")(export_command)
+app.command(name="deploy")(deploy_command)
 
 train_app = typer.Typer(
     no_args_is_help=True, help="Train a drafter and length head for a target (needs the extra: real)."

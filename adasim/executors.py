@@ -18,7 +18,10 @@ from adasim.plan import Trial
 
 TRIES = 3  # of a trial whose failure another try may mend
 DIED = "its worker process died"
-PRELOADED = ["adasim.cli", "adasim.experiment", "adasim.kernels.compiled", "pyarrow.parquet"]  # what workers will need
+PRELOADED = [  # what workers will need
+    "adasim.cli", "adasim.experiment", "adasim.kernels.compiled",
+    "pyarrow.pandas_compat", "pyarrow.parquet", "scipy.special",
+]  # fmt: skip
 Result = tuple[Trial, Failure | None]
 
 

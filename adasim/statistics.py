@@ -4,7 +4,6 @@ from math import exp, inf, nan, sqrt
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import stdtrit
 
 from adasim.types import FloatArray
 
@@ -115,6 +114,8 @@ def simultaneous(comparisons: int, confidence: float = CONFIDENCE) -> float:
 
 
 def _quantile(n: int, confidence: float) -> float:
+    from scipy.special import stdtrit  # slow to import, not always needed
+
     return float(stdtrit(n - 1, (1 + confidence) / 2))
 
 

@@ -91,7 +91,8 @@ def process(policy: dict[str, Any], requests: int) -> tuple[float, float]:
         path.write_text(yaml.safe_dump(raw))
         command = [sys.executable, "-m", "adasim", "run", str(path), "--out", f"{folder}/out", "--workers", "1"]
         quiet = [(os.POSIX_SPAWN_OPEN, n, os.devnull, os.O_WRONLY, 0) for n in (1, 2)]
-        child = os.posix_spawn(sys.executable, [*command, "--no-report"], os.environ, file_actions=quiet)
+        kept = os.environ | {"PYTHONDONTWRITEBYTECODE": ""}  # bytecode is kept, as it is unless somebody forbids it
+        child = os.posix_spawn(sys.executable, [*command, "--no-report"], kept, file_actions=quiet)
         _, status, used = os.wait4(child, 0)
         assert status == 0, f"{command} failed"
         assert list(Path(folder).glob("out/trials/*/steps.parquet"))

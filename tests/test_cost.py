@@ -7,6 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from adasim.calibration.cost import LinearDraft, Overhead, TableCost
+from adasim.calibration.pass_cost import PassCost
 from adasim.calibration.roofline import RooflineCost
 from adasim.calibration.specs import MODELS, ModelSpec
 from adasim.errors import InputError
@@ -175,3 +176,15 @@ def test_unknown_hardware_and_model_name_what_is_allowed() -> None:
         RooflineCost(hardware="h900")
     with pytest.raises(ValidationError, match=r"unknown 'gpt'; allowed: llama"):
         RooflineCost(model="gpt")
+
+
+def test_a_pass_between_nodes() -> None:
+    """By hand: 2 ms a token from 1 to 4, 1 ms from 4 to 8; beyond, as before; requests and contexts come on top."""
+    nodes = [{"tokens": 1, "ms": 10.0}, {"tokens": 4, "ms": 16.0}, {"tokens": 8, "ms": 20.0}]
+    cost = PassCost.model_validate({"nodes": nodes, "per_request_ms": 0.5})
+    assert [1e3 * cost.verify_s(2, t, 0.0) for t in (1, 2, 4, 6, 8, 16)] == pytest.approx([11, 13, 17, 19, 21, 29])
+    assert PassCost.model_validate_json(cost.model_dump_json()) == cost
+    with pytest.raises(ValidationError, match="have no effect with nodes"):
+        PassCost.model_validate({"nodes": nodes, "base_ms": 1.0})
+    with pytest.raises(ValidationError, match="tokens must rise"):
+        PassCost.model_validate({"nodes": nodes[::-1]})

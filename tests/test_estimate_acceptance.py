@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from adasim.calibration.acceptance import CurveAcceptance
@@ -14,11 +15,13 @@ from adasim.calibration.estimate.acceptance import fit_acceptance
 from adasim.calibration.estimate.head import fit_head, head_of
 from adasim.calibration.estimate.learning import fit_learning, training
 from adasim.calibration.estimate.part import FittedPart
-from adasim.calibration.estimate.recording import Recording, rounds_of
-from adasim.calibration.estimate.text_model import Shape, TextModel, sequences
-from adasim.calibration.text import shorter_block_tau, solve_thresholds
+from adasim.calibration.estimate.recording import Recording, numbered, rounds_of
+from adasim.calibration.estimate.text_model import Shape, TextModel, sequences, settled
+from adasim.calibration.survival import Measured
+from adasim.calibration.text import hardness, shorter_block_tau, solve_thresholds
 from adasim.errors import InputError
 from adasim.records import EventRecord, frame
+from adasim.types import Request
 from tests.build import closed
 from tests.recordings import recording
 
@@ -104,6 +107,30 @@ def test_alike_neighbours_are_likelier_where_text_is_correlated() -> None:
     assert model.log_likelihood(steady, at)[0] > model.log_likelihood(mixed, at)[0] + 0.5
 
 
+@pytest.mark.parametrize("shape", [(0.0, 0.5, 3.0), (0.1, 0.3, 5.0)])
+def test_short_answers_are_better_than_settled_rounds(shape: tuple[float, float, float]) -> None:
+    """Answers of 20 tokens, played by hand: the model foresees what they show, and takes it out again."""
+    known, start_positions, rng = TextModel(Shape(*shape)), 19, np.random.default_rng(1)  # the prefill gives a token
+    thresholds = known.solve(S / np.concatenate([[1.0], S[:-1]]), {K + 1: 1.0})
+    answers, length = 40_000, start_positions + K + 2
+    own, shared = rng.standard_normal((answers, length)), rng.standard_normal((answers, length + 2))
+    text = np.stack([hardness(o, s, *shape) for o, s in zip(own, shared, strict=True)])
+    at, counts = np.zeros(answers, dtype=np.int64), np.zeros(K + 1)
+    while len(text):
+        alive, run = np.ones(len(text), dtype=bool), np.zeros(len(text), dtype=np.int64)
+        for d, threshold in enumerate(thresholds, start=1):
+            alive &= text[np.arange(len(text)), at + d] <= threshold
+            run += alive
+        counts += np.bincount(run, minlength=K + 1)
+        at += run + 1
+        text, at = text[at < start_positions], at[at < start_positions]
+    seen = np.cumsum(counts[::-1])[::-1][1:] / counts.sum()
+    np.testing.assert_allclose(known.survival(thresholds, K + 1, start_positions), seen, atol=0.005)
+    assert seen.sum() > S.sum() + 0.03
+    np.testing.assert_allclose(settled(seen, Shape(*shape), start_positions), S, atol=0.006)
+    np.testing.assert_allclose(settled(S, Shape(*shape), 1e6), S, atol=3e-4)  # a long answer is settled
+
+
 # ---- recovery
 
 
@@ -165,6 +192,44 @@ def test_the_same_prompts_again_are_no_second_sample(whole: Recording, full: Fit
         assert twice.intervals[name].high - twice.intervals[name].low == pytest.approx(
             once.intervals[name].high - once.intervals[name].low, rel=0.05
         )
+
+
+def test_a_text_counts_once_whatever_the_seeds_repeat(whole: Recording, full: FittedPart[CurveAcceptance]) -> None:
+    """Greedy answers to listed prompts: another seed repeats some of them, here the best ones three times over."""
+    (trial,) = only(whole, "fixed(verify_len=6)").trials
+    rounds = trial.records.rounds
+    assert rounds is not None
+    best = rounds.groupby("request")["accepted"].mean().nlargest(20).index
+    mine = deepcopy(trial.records)
+    mine.rounds = rounds[rounds["request"].isin(best)].assign(request=lambda r: r["request"] + 1000)
+    again = [replace(trial, key=f"again {i}", seed=90 + i, records=mine) for i in range(3)]
+    part = fit_acceptance([trial, *again])
+    assert part.counts["acceptance requests"] == full.counts["acceptance requests"]
+    curves = [p.model.curves["default"].survival(K) for p in (part, full)]
+    np.testing.assert_allclose(*curves, rtol=0.002)
+
+
+def test_what_may_be_alike_by_chance_is_not_one_text() -> None:
+    """By hand: two prompts of one length, coin tosses. Two equal tosses tell nothing, thirty do."""
+
+    def table(count: int) -> pd.DataFrame:
+        toss = np.random.default_rng(0).integers(0, 2, count)
+        both = [
+            pd.DataFrame(
+                {
+                    "trial": t, "seed": t, "domain": "d", "request": 0, "step": range(count), "verify_len": 3,
+                    "accepted": toss, "position": np.cumsum(toss + 1), "context": np.cumsum(toss + 1) + 9,
+                    "draft_version": 0,
+                }
+            )
+            for t in (0, 1)
+        ]  # fmt: skip
+        return pd.concat(both, ignore_index=True)
+
+    assert numbered(table(2))["text"].nunique() == 2
+    assert numbered(table(30))["text"].nunique() == 1
+    other = table(30).assign(context=lambda r: r["context"] + r["seed"])  # another prompt length: another prompt
+    assert numbered(other)["text"].nunique() == 2
 
 
 def test_little_data_widens_intervals_and_says_so(tmp_path: Path, full: FittedPart[CurveAcceptance]) -> None:
@@ -240,6 +305,31 @@ def test_a_head_that_reports_means_comes_back_as_one(tmp_path: Path) -> None:
     assert simple is not None
     assert right is not None
     assert simple.noise < 0.6 * right.sigma(S)  # in tokens
+
+
+def test_a_head_that_no_formula_holds_for_is_taken_as_seen(tmp_path: Path) -> None:
+    """It reports in two lumps, far too much, and knows little; what is accepted behind each report follows."""
+    lumps = [1.4, 1.5, 1.6, 1.7, 1.8, 4.0, 4.4, 4.8, 5.2, 5.6, 6.0]
+    truth = {"noise": 1.0, "reports": "measured", "measured": {"default": {"noise": 2.0, "quantiles": lumps}}}
+    found = runs(tmp_path / "run", [{"kind": "head"}, *fixed(6)], requests=80, head=truth)
+    part = fit_head(found.trials, survival={"default": S})
+    head = part.model
+    assert head.reports == "measured"
+    assert head.measured is not None
+    assert not missed(part, {"head.noise.default": 2.0, "head.noise": 1.0, "head.bias": 0.0})
+    at = np.interp(np.linspace(0.1, 0.9, 9), np.linspace(0, 1, 41), head.measured["default"].quantiles)
+    np.testing.assert_allclose(at[[0, 1, 2, 3, 6, 7, 8]], np.array(lumps)[[1, 2, 3, 4, 7, 8, 9]], atol=0.25)
+    rounds = found.trials[0].records.rounds
+    assert rounds is not None
+    again = CurveAcceptance(curves={"default": Measured(values=S.tolist())}, head=head, **TEXT)
+    luck = again.luck([Request(i, 0, 50, 80, 0.0) for i in range(200)], ["default"], 3, K)
+    ids = np.arange(200)
+    run = np.zeros(200, dtype=np.int64) + 2
+    told = luck.report(np.zeros(200, dtype=np.int64), luck.signal(ids, luck.base, run))
+    assert told.min() >= min(lumps) - 0.3
+    assert told.max() <= max(lumps) + 0.3
+    with pytest.raises(InputError, match="no reports of domain other; there are default"):
+        head.check(["default", "other"])
 
 
 def test_a_naive_look_at_cut_rounds_would_blame_the_head(whole: Recording) -> None:

@@ -13,6 +13,7 @@ import pytest
 from adasim.calibration.cost import TableCost
 from adasim.calibration.estimate.cost import fit_cost, join_cost, left_out, parts_of
 from adasim.calibration.estimate.draft import fit_draft
+from adasim.calibration.estimate.forms import nodes_of
 from adasim.calibration.estimate.part import FittedPart, interval
 from adasim.calibration.estimate.prefill import fit_prefill
 from adasim.calibration.estimate.recording import RecordedTrial, Recording
@@ -190,6 +191,13 @@ def test_the_machines_speed_is_told_by_steps_that_runs_share(twice: Recording) -
     assert (alone.factors == 1).all()
 
 
+def test_exact_times_divide_nothing_by_zero(clean: Recording) -> None:
+    with np.errstate(all="raise"):
+        speed = machine_speed(clean.trials)
+    assert speed.tied > 10
+    np.testing.assert_allclose(speed.factors, 1.0, atol=1e-4)  # cells hold contexts that differ a little
+
+
 def test_what_outliers_take_is_said_beside_the_fit(clean: Recording) -> None:
     model = fit_cost(clean.trials).model
     assert left_out(model, clean.trials) == pytest.approx(0.0, abs=0.005)
@@ -209,6 +217,25 @@ def test_straight_lines_are_no_knee(tmp_path: Path) -> None:
     assert part.model.verify_s(4, 16, 150) == pytest.approx(
         PassCost.model_validate(STRAIGHT).verify_s(4, 16, 150), rel=0.02
     )
+
+
+def test_times_that_rise_in_steps_are_linear_between_nodes(tmp_path: Path) -> None:
+    """Steep to 8 tokens, flat to 32, steep again: no line and no knee; the table between nodes comes back."""
+    nodes = [{"tokens": t, "ms": ms} for t, ms in ((1, 10.0), (8, 24.0), (32, 26.0), (128, 90.0))]
+    truth = {k: v for k, v in STRAIGHT.items() if not k.startswith(("base", "per"))} | {"nodes": nodes}
+    found = runs(tmp_path / "run", truth)
+    disturb(found.trials, 0.02, 0.05)
+    part = fit_verify(found.trials)
+    assert isinstance(part.model, PassCost)
+    assert part.model.nodes is not None
+    right = PassCost.model_validate(truth)
+    for batch, tokens in ((1, 1), (2, 2), (1, 8), (8, 32), (16, 64), (16, 128)):
+        assert part.model.verify_s(batch, tokens, 150) == pytest.approx(right.verify_s(batch, tokens, 150), rel=0.06)
+    assert any("lines between" in note and "are used" in note for note in part.notes)
+    assert {n for n in part.intervals if "_tokens_ms" in n} == {
+        f"verify.at_{n.tokens}_tokens_ms" for n in part.model.nodes
+    }
+    assert nodes_of(np.array([1.0, 2, 3, 4, 5, 6, 20, 100, 120])) == (1, 2, 4, 20, 120)
 
 
 def test_what_no_formula_has_becomes_a_table(tmp_path: Path) -> None:

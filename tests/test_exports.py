@@ -266,10 +266,14 @@ def test_nothing_is_written_where_plain_decoding_is_best(tmp_path: Path, capsys:
 def test_a_measured_table_is_written_down(tmp_path: Path) -> None:
     path = tmp_path / "best.csv"
     path.write_text("batch,k\n8,2\n1,5\n")
-    assert read_best_k(path, 7) == [Range(1, 7, 5), Range(8, 8, 2)]
+    assert read_best_k(path, 7, 64.0)[0] == [Range(1, 7, 5), Range(8, 8, 2)]
+    path.write_text("batch,context,k,gain\n1,512,5,0.1\n1,4096,3,0.1\n9,512,4,0\n9,4096,1,0\n")
+    found, how = read_best_k(path, 7, 3000.0)
+    assert found == [Range(1, 8, 3), Range(9, 9, 1)]
+    assert how == "the table best.csv, its rows of context 4096"
     path.write_text("batch,k\n2,5\n2,9\n")
     with pytest.raises(InputError) as caught:
-        read_best_k(path, 7)
+        read_best_k(path, 7, 64.0)
     assert len(caught.value.problems) == 3
 
 

@@ -1,5 +1,7 @@
 """Compiled kernels and their numpy reference give the same bits."""
 
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -50,6 +52,16 @@ def test_runs_are_the_same_to_the_bit(run: str, policy: Policy, using: Callable[
     for table in ("steps", "requests", "blocks", "gaps"):
         one, other = (getattr(r, table) for r in records)
         pd.testing.assert_frame_equal(one, other, check_exact=True)
+
+
+def test_kept_machine_code_is_loaded_without_the_compiler() -> None:
+    """Half of what kernels cost at start-up was numba's library, which only compiling needs."""
+    land: Any = compiled.land
+    if land.stats.cache_path is None:
+        pytest.skip("no folder for numba's cache can be written")
+    ask = "from adasim.kernels.compiled import land; print(len(land.stats.cache_hits), 'numba.np.linalg' in sys.modules)"
+    told = subprocess.run([sys.executable, "-c", f"import sys; {ask}"], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == ["1", "False"]
 
 
 @pytest.mark.parametrize("name", ["fortran", "Numpy"])

@@ -7,9 +7,9 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from adasim.calibration.acceptance import CurveAcceptance, RecordedAcceptance
+from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.labels import HeadLearning, Label, expected_label, labels, settled_verify_len
 from adasim.calibration.learning import LearningCurve, NamedLoss, mix_of, passes_worth, round_worth
-from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.survival import Anchored, Geometric, harden, tau
 from adasim.calibration.versioned import VersionedLuck
 from adasim.errors import InputError

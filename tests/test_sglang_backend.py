@@ -492,9 +492,9 @@ def test_a_replay_by_hand() -> None:
     found = replay(
         Prefill(0, 101.0, 101.5, 1, [7], [6], [6], 0),  # a chunk
         Prefill(1, 101.5, 102.0, 0, [7, 8], [4, 10], [10, 10], 20),
-        Round(2, 102.0, 103.0, 0.25, 0.5, 0, [7, 8], [11, 11], [3, 3], [3, 2], [2, 0], [2.5, 1.5], 0, [False, False], 30),
-        Round(3, 103.0, 104.0, 0.25, 0.5, 0, [8, 7], [12, 14], [3, 3], [3, 2], [2, 1], None, 2, [True, False], 40),
-        Round(4, 104.0, 105.0, 0.0, 0.5, 0, [7, 9], [15, 3], [0, 0], [1, 1], [0, 0], None, 2, [False] * 2),  # 7 had ended
+        Round(2, 102.0, 103.0, 0.25, 0.5, 0, [7, 8], [11, 11], [3, 3], [3, 2], [2, 0], [2.5, 1.5], 30, 0, [False, False]),
+        Round(3, 103.0, 104.0, 0.25, 0.5, 0, [8, 7], [12, 14], [3, 3], [3, 2], [2, 1], None, 40, 2, [True, False]),
+        Round(4, 104.0, 105.0, 0.0, 0.5, 0, [7, 9], [15, 3], [0, 0], [1, 1], [0, 0], None, 0, 2),  # 7 had finished
     )
     records = found.records()
     steps, requests = records.steps, records.requests
@@ -531,7 +531,7 @@ def test_a_replay_by_hand() -> None:
 def test_a_request_that_lost_its_memory_is_computed_again() -> None:
     found = replay(
         Prefill(0, 101.0, 102.0, 0, [7], [10], [10], 0),
-        Round(1, 102.0, 103.0, 0.25, 0.5, 0, [7], [11], [3], [2], [0], None, 0, [False], 0),
+        Round(1, 102.0, 103.0, 0.25, 0.5, 0, [7], [11], [3], [2], [0], None),
         Prefill(2, 103.0, 104.0, 0, [8], [10], [10], 0),
         Prefill(3, 105.0, 106.0, 0, [7], [12], [12], 0),
     )

@@ -100,7 +100,7 @@ def test_a_round_passes_three_times_and_is_kept() -> None:
     assert [(o.accepted.tolist(), o.seconds, o.queue_depth) for o in HEARD] == [([2, 0], 2.0, 5)]
     assert log.dump()["requests"] == {"0": "a", "1": "b"}
     row = Round(*log.dump()["rounds"][0])
-    assert row == Round(0, 1.0, 3.0, 0.5, 1.5, 5, [0, 1], [10, 20], [7, 7], [3, 3], [2, 0], None, 0, [False] * 2)
+    assert row == Round(0, 1.0, 3.0, 0.5, 1.5, 5, [0, 1], [10, 20], [7, 7], [3, 3], [2, 0], None, 0, 0, [False] * 2)
 
 
 def test_late_feedback_goes_to_the_policy_that_decided() -> None:

@@ -177,21 +177,21 @@ class Crossover:
     first: float
     last: float
 
-    def says(self, digits: int = 2) -> str:
+    def says(self) -> str:
         """In words."""
         if self.at == 0:
             text = f"nowhere from {self.first:g} on"
         elif self.at == inf:
             text = f"up to {self.last:g} and maybe beyond"
         else:
-            text = f"up to about {self.at:.{digits}g}"
-        low, high = self._limit(self.low, digits), self._limit(self.high, digits)
+            text = f"up to about {self.at:.3g}"
+        low, high = self._limit(self.low), self._limit(self.high)
         return text if low == high else f"{text} ({low} to {high})"
 
-    def _limit(self, load: float, digits: int) -> str:
+    def _limit(self, load: float) -> str:
         if load == 0:
             return f"below {self.first:g}"
-        return f"beyond {self.last:g}" if load == inf else f"{load:.{digits}g}"
+        return f"beyond {self.last:g}" if load == inf else f"{load:.3g}"
 
 
 def speed_curve(loop: Loop) -> pd.DataFrame:

@@ -87,6 +87,7 @@ def known_of(
     hardware: str | None = None,
     model: str | None = None,
     accept_len: float | None = None,
+    draft_layers: int | None = None,
     max_draft_len: int | None = None,
     only: str | None = None,
     concurrency: int | None = None,
@@ -100,6 +101,7 @@ def known_of(
         hardware: of ``calibration.specs``.
         model: of the same.
         accept_len: tokens per round of a full block, where nothing was measured.
+        draft_layers: of the drafter, where nothing was measured.
         max_draft_len: drafts of a full block.
         only: fit runs whose label, model or data set holds this.
         concurrency: of runs that do not tell theirs.
@@ -128,7 +130,8 @@ def known_of(
     if problems:
         raise InputError(*problems)
     if not data:
-        return _unmeasured(str(hardware), str(model), accept_len, max_draft_len or ONE_PASS_DRAFTS)
+        drafter = LayersDraft() if draft_layers is None else LayersDraft(layers=draft_layers)
+        return _unmeasured(str(hardware), str(model), accept_len, drafter, max_draft_len or ONE_PASS_DRAFTS)
     if profiles:
         return _profile(profiles[0], max_draft_len)
     profile, posterior = fitted_profile(
@@ -158,7 +161,7 @@ def _longest(profile: Profile) -> int:
     return min(known, default=CHAIN_DRAFTS if profile.cost.draft.autoregressive else ONE_PASS_DRAFTS)
 
 
-def _unmeasured(hardware: str, model: str, accept_len: float | None, max_draft_len: int) -> Known:
+def _unmeasured(hardware: str, model: str, accept_len: float | None, drafter: LayersDraft, max_draft_len: int) -> Known:
     """Specifications, and what others published."""
     tau = accept_len or PUBLISHED_TAU
     if not 1 < tau < max_draft_len + 1:
@@ -167,7 +170,7 @@ def _unmeasured(hardware: str, model: str, accept_len: float | None, max_draft_l
         "times follow from data sheets (memory at 80 %, arithmetic at 60 % of peak), and were never compared with this "
         "hardware",
         f"{HOST_MS} ms of host time in every speculative round, as published for two engines",
-        f"a drafter like DFlash: one pass, {LayersDraft().layers} layers of the model's shape, {max_draft_len} drafts",
+        f"a drafter like DFlash: one pass, {drafter.layers} layers of the model's shape, {max_draft_len} drafts",
         f"{tau:g} tokens per round of a full block, "
         + ("as given" if accept_len else "published for DFlash on Qwen3-8B; yours is another"),
         "a length head as good as the one published with D-Cut (2.9 tokens)",
@@ -184,7 +187,7 @@ def _unmeasured(hardware: str, model: str, accept_len: float | None, max_draft_l
             inputs=[f"specifications of {hardware} and {model} (adasim list hardware, adasim list models)"],
             assumptions=assumed,
         ),
-        cost=RooflineCost(hardware=hardware, model=model, overhead=Overhead(speculative_ms=HOST_MS)),
+        cost=RooflineCost(hardware=hardware, model=model, draft=drafter, overhead=Overhead(speculative_ms=HOST_MS)),
         acceptance=CurveAcceptance(curves={"default": Hardened(tau=tau, of=PUBLISHED_SHAPE)}, head=PUBLISHED_HEAD),
         uncertainty=UNMEASURED,
     )

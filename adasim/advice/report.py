@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from math import nan
 from pathlib import Path
 from typing import Any
@@ -105,7 +105,7 @@ def _workloads(found: Findings) -> list[str]:
 def _first(found: Findings) -> list[str]:
     """What a reader must know first: doubts about the data, extrapolations, policies that could not be predicted."""
     doubts = [a for a in found.known.profile.provenance.assumptions if a.startswith("doubtful")]
-    said = [n for s in found.sessions for n in s.notes]
+    said = [n for s in found.sessions for n in s.notes if not n.startswith("KV memory holds")]  # the answer does
     failed: dict[str, set[str]] = {}
     for session in found.sessions:
         for f in session.failures:
@@ -124,9 +124,7 @@ def _tables(found: Findings, money: Money | None, following: Next | None) -> dic
         tables[f"trials_{kind}"] = loop.trials
         if len(found.curves.get(kind, ())):
             tables[f"speedup_{kind}"] = found.curves[kind]
-    crossed = [
-        {"loop": k, "at": c.at, "low": c.low, "high": c.high} for k, c in found.crossovers.items() if c is not None
-    ]
+    crossed = [asdict(c) | {"loop": k, "says": c.says()} for k, c in found.crossovers.items() if c is not None]
     if crossed:
         tables["crossover"] = pd.DataFrame(crossed)
     if len(found.lengths):

@@ -15,7 +15,7 @@ from adasim.calibration.roofline import RooflineCost
 SIMPLE = ("off", "fixed", "schedule", "smartspec", "head", "dspark")  # the simplest first: it is taken when in doubt
 MAX_LENGTHS = 3
 REQUESTS = 200  # of an open loop
-PER_CLIENT, LEAST = 4, 32  # requests of a closed loop: a client, and in all
+PER_CLIENT, LEAST = 6, 40  # requests of a closed loop: a client, and in all
 
 
 def policies_of(known: Known, lengths: pd.DataFrame, loads: Sequence[int], *, drafter: bool) -> list[dict[str, Any]]:
@@ -74,7 +74,7 @@ def _schedule(table: pd.DataFrame) -> dict[int, int]:
 
 
 def engine_of(
-    known: Known, traffic: Traffic, file: str, memory: Memory | None, gpus: int, *, extrapolate: bool
+    known: Known, traffic: Traffic, file: str, memory: Memory | None, gpus: int, *, drafter: bool, extrapolate: bool
 ) -> dict[str, Any]:
     """The simulated engine: the data's cost and acceptance, the scenario's limits, the GPUs' memory."""
     cost = known.profile.cost
@@ -88,10 +88,10 @@ def engine_of(
     if isinstance(cost, RooflineCost) and gpus > 1:
         raw.setdefault("parallel", {"tp": gpus})
     if memory is not None and not raw.get("kv", {}).get("blocks") and "memory_fraction" not in raw:
-        if isinstance(cost, RooflineCost):
+        if isinstance(cost, RooflineCost) and drafter:
             raw["memory_fraction"] = memory.fraction
         else:
-            raw["kv"] = raw.get("kv", {}) | {"blocks": blocks(raw, memory, drafter=True)}
+            raw["kv"] = raw.get("kv", {}) | {"blocks": blocks(raw, memory, drafter=drafter)}
     return raw
 
 

@@ -61,11 +61,21 @@ def sharpen(found: Findings) -> Next | None:
     if top == NOISE:
         seeds = 2 * len(loop.plan.scenario.seeds)
         why = f"{place}, the largest part of the error is the simulation's own noise (± {width:.1%}): run more seeds"
-        return Next(why, [f"adasim advise (as before) --seeds {seeds} --budget 5m --overwrite"], parts)
+        again = f"adasim advise (as before) --seeds {seeds} --budget 5m --overwrite"
+        return _then(Next(why, [again], parts), found, loop, measure, load, policy)
     if top in {VALIDATION, FIT} and found.known.posterior is None:
         why = f"{place}, the largest part of the error is the model's own (± {width:.1%}): fit it nearer to this load"
         return Next(why, measure.times(load), parts)
-    return _of_inputs(found, loop, measure, parts, load, policy)
+    return _of_inputs(found, loop, measure, parts[parts["part"] != FIT].reset_index(drop=True), load, policy)
+
+
+def _then(first: Next, found: Findings, loop: Loop, measure: Measure, load: float, policy: str) -> Next:
+    """More seeds, and what would sharpen the inputs after that."""
+    inputs = first.parts[~first.parts["part"].isin([NOISE, FIT, VALIDATION])].reset_index(drop=True)
+    if inputs.empty:
+        return first
+    then = _of_inputs(found, loop, measure, inputs, load, policy)
+    return Next(f"{first.why}; then, {then.why}", [*first.commands, *then.commands], first.parts)
 
 
 def _of_inputs(found: Findings, loop: Loop, measure: Measure, parts: pd.DataFrame, load: float, policy: str) -> Next:

@@ -111,7 +111,7 @@ def study(known: Known, traffic: Traffic, asked: Asked, memory: Memory | None, o
         write_atomic(out / file, as_yaml(known.profile))
     elif file.endswith((".yaml", ".yml")):
         file = os.path.relpath(file, out)
-    engine = engine_of(known, traffic, file, memory, asked.gpus, extrapolate=asked.extrapolate)
+    engine = engine_of(known, traffic, file, memory, asked.gpus, drafter=drafter, extrapolate=asked.extrapolate)
     policies = policies_of(known, found.lengths, loads or BATCHES, drafter=drafter)
     own = traffic.engine.get("kv", {}).get("blocks") is not None
     deadline = time.monotonic() + asked.budget_s

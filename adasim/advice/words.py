@@ -1,6 +1,7 @@
 """Advice in sentences."""
 
 from math import inf, isnan
+from typing import Any
 
 import pandas as pd
 
@@ -84,16 +85,21 @@ def _by_load(found: Findings, loop: Loop) -> list[str]:
                     f"; whether speculation pays we cannot tell: {top['best']} gains {top['best_gain']:+.1%} "
                     f"± {_width(top['best_error'])} in {words}, within the error"
                 )
+            else:
+                text += _alike(part)
             says.append(f"{text}.")
             continue
         ends = part["gain"].iloc[0], part["gain"].iloc[-1]
         gains = f"{ends[0]:+.0%}" if len(part) == 1 else f"{ends[0]:+.0%} to {ends[1]:+.0%}"
         text = f"{start}: {first['take']}, {gains} in {words} over plain decoding (± {_width(part['error'].max())})"
-        alike = sorted({p for line in part["alike"] for p in line.split(", ") if p})
-        if alike:
-            text += f"; from it we cannot tell {', '.join(alike)}"
-        says.append(f"{text}.")
+        says.append(f"{text}{_alike(part)}.")
     return says
+
+
+def _alike(part: pd.DataFrame) -> str:
+    """Policies that cannot be told from the one to take."""
+    alike = sorted({p for line in part["alike"] for p in line.split(", ") if p})
+    return f"; from it we cannot tell {', '.join(alike)}" if alike else ""
 
 
 def _latency(loop: Loop, row: "pd.Series[float]") -> str:
@@ -115,8 +121,9 @@ def _bursts(loop: Loop) -> list[str]:
         if "off" not in at.index or at["output_tok_s"].isna().all():
             continue
         best = str(at["output_tok_s"].idxmax()) if loop.kind == "closed" else str(at["tpot_p50_ms"].idxmin())
-        fast, plain = at.loc[best], at.loc["off"]
-        ratio = float(fast.at["itl_p99_ms"]) / float(plain.at["itl_p99_ms"])
+        rows: dict[Any, Any] = at.to_dict("index")
+        fast, plain = rows[best], rows["off"]
+        ratio = float(fast["itl_p99_ms"]) / float(plain["itl_p99_ms"])
         if best == "off" or not ratio > BURST or (worst is not None and ratio <= worst[0]):
             continue
         wins = "tokens per second" if loop.kind == "closed" else "median TPOT"

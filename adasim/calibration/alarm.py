@@ -5,7 +5,6 @@ from math import exp
 from typing import Literal
 
 from pydantic import Field, PrivateAttr
-from scipy.special import ndtri
 
 from adasim.types import Component
 
@@ -79,6 +78,8 @@ class Chart:
 
     def __call__(self, value: float) -> Direction | None:
         """Take a value in; says which way the values went when it alarms, and starts anew."""
+        from scipy.special import ndtri  # slow to import, not always needed
+
         insort(self.sorted, value)
         below, upto = bisect_left(self.sorted, value), bisect_right(self.sorted, value)
         score = float(ndtri((below + upto) / 2 / len(self.sorted)))

@@ -2,13 +2,22 @@
 
 from bisect import bisect_left
 from functools import cached_property
-from typing import Annotated, Literal, Self
+from itertools import pairwise
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from adasim.calibration.cost import LinearDraft, LinearPrefill, Ms
 from adasim.calibration.fitted import FittedCost
 from adasim.calibration.parallel import Split
+from adasim.types import Component
+
+
+class Node(Component):
+    """What a pass takes at some number of tokens, but for what its requests and contexts add."""
+
+    tokens: int = Field(ge=1)
+    ms: Ms
 
 
 class PassCost(FittedCost):
@@ -19,8 +28,9 @@ class PassCost(FittedCost):
 
     The last term is flat while weights are what takes time (tokens well below ``knee_tokens``) and rises in proportion
     beyond; a GPU's knee is at some hundred tokens, a CPU's near one. ``knee_tokens`` 0: it rises from the first token.
-    ``at_tokens_ms``, where given, stands for base and the last term: milliseconds at some numbers of tokens, linear
-    between, and beyond the last as between the last two. ``per_context_ms`` is reading a request's keys and values, ``per_attended_ms`` a token's attention to each of them.
+    ``nodes``, where given, stand for base and the last term: milliseconds at some numbers of tokens, linear between, and
+    beyond the outermost as between the two before. ``per_context_ms`` is reading a request's keys and values,
+    ``per_attended_ms`` a token's attention to each of them.
     ``measured_on``: see :class:`~adasim.calibration.cost.TableCost`.
     """
 
@@ -29,7 +39,7 @@ class PassCost(FittedCost):
     base_ms: Ms = 0.0
     per_request_ms: Ms = 0.0
     per_token_ms: Ms = 0.0
-    at_tokens_ms: dict[Annotated[int, Field(ge=1)], Ms] | None = Field(default=None, min_length=2)
+    nodes: list[Node] | None = Field(default=None, min_length=2)
     knee_tokens: float = Field(default=0.0, ge=0)
     sharpness: float = Field(default=4.0, ge=1, le=64)
     per_context_ms: Ms = 0.0
@@ -39,23 +49,25 @@ class PassCost(FittedCost):
 
     @model_validator(mode="after")
     def _one_rise(self) -> Self:
-        if self.at_tokens_ms is not None and (self.base_ms or self.per_token_ms or self.knee_tokens):
-            raise ValueError("base_ms, per_token_ms and knee_tokens have no effect with at_tokens_ms")
+        if self.nodes is None:
+            return self
+        if self.base_ms or self.per_token_ms or self.knee_tokens:
+            raise ValueError("base_ms, per_token_ms and knee_tokens have no effect with nodes")
+        if any(after.tokens <= before.tokens for before, after in pairwise(self.nodes)):
+            raise ValueError("nodes: tokens must rise")
         return self
 
     @cached_property
-    def _nodes(self) -> tuple[list[int], list[float]]:
-        points = sorted((self.at_tokens_ms or {}).items())
-        return [tokens for tokens, _ in points], [ms for _, ms in points]
+    def _at(self) -> list[int]:
+        return [node.tokens for node in self.nodes or []]
 
     def _rise(self, tokens: int) -> float:
         """Milliseconds by tokens alone."""
-        if self.at_tokens_ms is None:
+        if self.nodes is None:
             return self.base_ms + self.per_token_ms * bend(tokens, self.knee_tokens, self.sharpness)
-        at, ms = self._nodes
-        i = min(max(bisect_left(at, tokens), 1), len(at) - 1)
-        share = (tokens - at[i - 1]) / (at[i] - at[i - 1])
-        return max((1 - share) * ms[i - 1] + share * ms[i], 0.0)
+        i = min(max(bisect_left(self._at, tokens), 1), len(self.nodes) - 1)
+        low, high = self.nodes[i - 1], self.nodes[i]
+        return max(low.ms + (high.ms - low.ms) * (tokens - low.tokens) / (high.tokens - low.tokens), 0.0)
 
     def verify_s(self, batch: int, tokens: int, context: float) -> float:
         """The formula."""

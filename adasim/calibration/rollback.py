@@ -5,7 +5,6 @@ from math import sqrt
 from typing import NamedTuple
 
 from pydantic import Field
-from scipy.special import stdtrit
 
 from adasim.types import Component
 
@@ -58,6 +57,8 @@ class Rollback(Component):
 
     def change(self, new: Served, old: Served) -> Change | None:
         """What the new version changed; None where both served too little of the same domains to tell."""
+        from scipy.special import stdtrit  # slow to import, not always needed
+
         both = [d for d, t in new.domains.items() if t.count >= 2 and d in old.domains and old.domains[d].count >= 2]
         total = sum(new.domains[d].count for d in both)
         if not total:

@@ -34,7 +34,7 @@ class LayersDraft(Component):
 
     @model_validator(mode="after")
     def _tree_is_used(self) -> Self:
-        if not self.autoregressive and {"passes", "top_k"} & self.model_fields_set:
+        if not self.autoregressive and (self.passes is not None or self.top_k != 1):
             raise ValueError("passes and top_k have no effect unless autoregressive is true")
         return self
 

@@ -5,7 +5,6 @@ from typing import Annotated, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
-from scipy.special import expit, logit
 
 from adasim.calibration.tree import solve_alpha, tree_survival
 from adasim.errors import InputError
@@ -85,11 +84,15 @@ class Fading(Curve):
 
     def survival(self, max_draft_len: int) -> FloatArray:
         """Products of the chances."""
+        from scipy.special import logit  # slow to import, not always needed
+
         return fading(np.array([logit(self.alpha)]), np.array([self.slope]), max_draft_len)[0]
 
 
 def fading(start: FloatArray, slope: FloatArray, draft_len: int) -> FloatArray:
     """Survival of many :class:`Fading` curves, [n, draft_len]; ``start``: logit of the first chance, ``slope``: [n]."""
+    from scipy.special import expit  # slow to import, not always needed
+
     place = np.log(np.arange(1, draft_len + 1))
     return np.cumprod(expit(start[:, None] + slope[:, None] * place), axis=1, dtype=np.float64)
 

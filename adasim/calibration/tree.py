@@ -14,7 +14,6 @@ Fitted on two rows of AngelSlim #163 (4 and 16 tokens, one model) it gives the a
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.special import zeta
 
 from adasim.errors import InputError
 from adasim.types import FloatArray
@@ -22,6 +21,8 @@ from adasim.types import FloatArray
 
 def choice_chances(alpha: float, tail: float, top_k: int) -> FloatArray:
     """P(the drafter's r-th choice is the target's token), r = 1..top_k, [top_k]."""
+    from scipy.special import zeta  # slow to import, not always needed
+
     ranks = np.arange(2, top_k + 1, dtype=np.float64)
     return np.concatenate([[alpha], (1 - alpha) * ranks ** -(1 + tail) / (zeta(1 + tail) - 1)])
 

@@ -64,7 +64,7 @@ def advise_command(
         str | None, typer.Option(help="Model, of `adasim list models`: for memory.", rich_help_panel=GPUS)
     ] = None,
     draft_layers: Annotated[
-        int | None, typer.Option(min=0, help="Drafter's layers of the model's shape.", rich_help_panel=GPUS)
+        int | None, typer.Option(min=1, help="Drafter's layers of the model's shape.", rich_help_panel=GPUS)
     ] = None,
     gpus: Annotated[int, typer.Option(min=1, help="GPUs of the engine (tensor parallel).", rich_help_panel=GPUS)] = 1,
     memory_fraction: Annotated[
@@ -136,6 +136,7 @@ def advise_command(
             hardware=hardware,
             model=model,
             accept_len=accept_len,
+            draft_layers=draft_layers,
             max_draft_len=max_draft,
             only=only,
             concurrency=fit_concurrency,
@@ -298,12 +299,16 @@ def _begin(plan: "Plan", out: Path, workers: int | None, sessions: "list[Session
 
 
 def _manifest(found: "Findings", sessions: "list[Session]", out: Path, *, finished: bool) -> None:
-    """One manifest for all loops: the first one's scenario, the trials and files of all."""
+    """One manifest for all loops: the first one's scenario, the trials and files of all; a mark where nothing ran."""
     from dataclasses import replace
 
+    from adasim import __version__
     from adasim.experiment import write_manifest
+    from adasim.files import to_json, write_atomic
 
     if not sessions:
+        mark = {"made_by": "advise", "finished": True, "notes": found.notes, "versions": {"adasim": __version__}}
+        write_atomic(out / "manifest.json", to_json(mark))
         return
     trials = [t for s in sessions for t in s.trials.values()]
     files = {name: digest for s in sessions for name, digest in s.plan.files.items()}

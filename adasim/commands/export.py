@@ -41,7 +41,8 @@ def export_command(
     profile: ProfileOf = None,
     policy: PolicyLabel = None,
     best_k: Annotated[
-        Path | None, typer.Option("--best-k", help="A table of batch and k to write down, like one you measured.")
+        Path | None,
+        typer.Option("--best-k", help="A table of batch and k to write down: of adasim advise, or one you measured."),
     ] = None,
     drafter: Drafter = None,
     draft_model: DraftModel = "DRAFTER",
@@ -149,7 +150,7 @@ def show(source: "Source", exports: "list[Export]", left_out: list[str], out: Pa
     console = Console(soft_wrap=True, highlight=False)
     mix = ", ".join(f"{d} {s:.0%}" for d, s in source.shares.items())
     console.print(f"{source.name}: simulated, context {source.context:.0f} tokens, {mix}", markup=False)
-    table = Table("batch", "best k", "tokens/s", "over plain decoding", *["k of full blocks"] * source.one_pass)
+    table = Table("batch", "best k", "tokens/s", "over k = 0", *["k of full blocks"] * source.one_pass)
     for r, full in _shown(source):
         gain = "not measured" if isnan(r.gain) else f"{r.gain:+.1%}"
         table.add_row(str(r.batch), str(r.k), f"{r.best_tok_s:.0f}", gain, *[str(full.k)] * source.one_pass)

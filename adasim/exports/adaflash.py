@@ -26,7 +26,9 @@ def refuse(source: Source) -> list[str]:
 
 def scheduled(source: Source, chosen: Chosen) -> Schedule:
     """The chosen lengths as a policy; one-pass drafters fill whole blocks, of which SGLang has captured graphs."""
-    return Schedule(drafts={r.first: r.k for r in chosen.ranges}, draft_block=source.one_pass)
+    return Schedule(
+        name="best k", drafts={r.first: r.k for r in chosen.ranges}, draft_block=source.one_pass, drafter=source.drafter
+    )
 
 
 def export(source: Source, policy: Policy, chosen: Chosen | None = None) -> Export:
@@ -38,7 +40,7 @@ def export(source: Source, policy: Policy, chosen: Chosen | None = None) -> Expo
     """
     if problems := refuse(source):
         raise InputError(*problems)
-    fields = policy.model_dump(mode="json", exclude={"drafter"}, exclude_defaults=True)
+    fields = policy.model_dump(mode="json", exclude={"drafter", "name"}, exclude_defaults=True)
     content: dict[str, Any] = {"policy": {"kind": policy.kind, **fields}}
     if "cost" in policy.needs:
         content["cost"] = _as_given(source.cost)

@@ -38,7 +38,7 @@ class Rates:
 
     @property
     def gain(self) -> float:
-        """How much more than plain decoding (k = 0) that is, relative; NaN where that was not measured."""
+        """How much more than k = 0 beside the loaded drafter that is, relative; NaN where that was not measured."""
         return self.best_tok_s / float(self.tok_s[0]) - 1
 
 

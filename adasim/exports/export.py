@@ -6,9 +6,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adasim.errors import InputError
 from adasim.exports.best_k import Range
 from adasim.exports.source import Source
 from adasim.files import Columns, read_columns, to_json, write_atomic
+
+BEST_K = Columns(
+    ("batch", "k"),
+    ("context", "k_low", "k_high", "sure", "gain", "gain_low", "gain_high", "best_drafts", "note"),
+    whole=("batch", "k"),
+    positive=("context",),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,15 +82,21 @@ def chosen_by(source: Source, ranges: Sequence[Range], how: str) -> Chosen:
     return Chosen(ranges, how, left)
 
 
-def read_best_k(path: Path, longest: int) -> list[Range]:
-    """Lengths from a table with the columns batch (from this one on) and k.
+def read_best_k(path: Path, longest: int, context: float) -> tuple[list[Range], str]:
+    """Lengths from a table with the columns batch (from this one on) and k, and how they were found, in words.
+
+    Of a column context, where there is one as in ``best_k.csv`` of ``adasim advise``, the rows nearest to ``context``.
 
     Raises:
         InputError: unreadable, a batch twice, or a length that the engine does not draft.
     """
-    from adasim.errors import InputError
-
-    table = read_columns(path, Columns(("batch", "k"), ("note",), whole=("batch", "k"))).sort_values("batch")
+    table = read_columns(path, BEST_K)
+    how = f"the table {path.name}"
+    if "context" in table:
+        nearest = float(table["context"].iloc[(table["context"] - context).abs().argmin()])
+        table = table[table["context"] == nearest]
+        how += f", its rows of context {nearest:g}"
+    table = table.sort_values("batch")
     batches, lengths = table["batch"].tolist(), table["k"].tolist()
     problems = [f"{path}: batch {b} stands twice" for b in sorted({b for b in batches if batches.count(b) > 1})]
     problems += [f"{path}: batches must begin at 1, they begin at {batches[0]}"] * (batches[0] != 1)
@@ -90,7 +104,7 @@ def read_best_k(path: Path, longest: int) -> list[Range]:
     if problems:
         raise InputError(*problems)
     ends = [*(b - 1 for b in batches[1:]), batches[-1]]
-    return [Range(*r) for r in zip(batches, ends, lengths, strict=True)]
+    return [Range(*r) for r in zip(batches, ends, lengths, strict=True)], how
 
 
 def _text(value: dict[str, Any]) -> str:

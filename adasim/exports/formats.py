@@ -71,7 +71,7 @@ def _make(name: str, source: Source, wanted: Wanted, policy: Policy | None) -> E
 def lengths(source: Source, table: Path | None = None, *, draft_block: bool = False) -> Chosen:
     """Draft lengths by batch: those of a table, else the best ones by formula."""
     if table is not None:
-        return chosen_by(source, read_best_k(table, source.max_draft_len), f"the table {table.name}")
+        return chosen_by(source, *read_best_k(table, source.max_draft_len, source.context))
     return chosen_by(source, ranges(source.rates(draft_block=draft_block)), HOW)
 
 

@@ -55,6 +55,8 @@ class Source:
         max_batch: requests that run together at most (of one attention rank).
         profile: where the numbers come from; None = the scenario itself.
         plan: of the scenario; None = there is none.
+        drafter: name of one of the profile's drafters; None = the engine's own.
+        twin: ``backend`` has the limits of the scenario's engine and the models of another profile.
         notes: what was assumed.
     """
 
@@ -68,6 +70,8 @@ class Source:
     max_batch: int
     profile: Profile | None
     plan: Plan | None = None
+    drafter: str | None = None
+    twin: bool = False
     notes: tuple[str, ...] = ()
 
     @property
@@ -115,7 +119,7 @@ class Source:
     def about(self) -> dict[str, Any]:
         """What every export says of where it comes from."""
         profile = self.profile
-        facts = None
+        facts: dict[str, Any] | None = None
         if profile is not None:
             p = profile.provenance
             facts = {"name": profile.name, "digest": profile.digest, "source": p.source, "hardware": p.hardware}
@@ -193,6 +197,8 @@ def from_scenario(name: str, asked: Asked) -> Source:
     swept = [k for k in plan.scenario.sweep if k.split(".")[0] in {"workload", "backend"}]
     swept = [k for k in swept if k not in {"workload.concurrency", "workload.rate_rps"}]
     notes = [f"{key} is swept: this is for its first value; choose with --set" for key in swept]
+    if not isinstance(backend, SimBackend):
+        notes.append("prompts are taken to be as long as the workload says, whatever the real ones are")
     return _source(plan.scenario.name, sim, asked, shares, context, profile, notes, plan)
 
 
@@ -230,7 +236,8 @@ def _source(
     ranks = backend.parallel.dp if backend.parallel else 1
     return Source(
         name, backend, cost, acceptance, longest, {d: w / total for d, w in shares.items()}, context,
-        asked.max_batch or backend.max_running_requests // ranks, profile, plan, tuple(notes),
+        asked.max_batch or backend.max_running_requests // ranks, profile, plan, asked.drafter,
+        asked.profile is not None, tuple(notes),
     )  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """Acceptance from the drafter's own margins, learnt while serving."""
 
 import numpy as np
-from scipy.special import expit
 
 from adasim.types import FloatArray, StepOutcome
 
@@ -34,6 +33,8 @@ class AcceptanceEstimator:
 
     def survival(self, margin: FloatArray) -> FloatArray:
         """P(first k drafts accepted), [n, K], from margins [n, K]."""
+        from scipy.special import expit  # slow to import, not always needed
+
         return np.cumprod(expit(self.slope * margin + self.intercepts), axis=1, dtype=np.float64)
 
     def observe(self, margin: FloatArray, outcome: StepOutcome) -> None:
@@ -50,6 +51,8 @@ class AcceptanceEstimator:
 
     def refit(self, rounds: int = 30) -> None:
         """Newton's method, steps halved until they help, from the present fit; then forget part of the counts."""
+        from scipy.special import expit  # slow to import, not always needed
+
         decided, accepted, total = self._count
         cells = np.nonzero(decided)
         n, y, m, at = decided[cells], accepted[cells], total[cells] / decided[cells], cells[0]

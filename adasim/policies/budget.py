@@ -65,7 +65,7 @@ def drafted_only(survival: FloatArray, draft_lens: IntArray) -> FloatArray:
     return np.where(np.arange(width) < draft_lens[:, None], survival, -1.0)
 
 
-def spend(survival: FloatArray, budget: int) -> IntArray:
+def spend(survival: FloatArray, budget: int, least: float | None = None) -> IntArray:
     """Verify lengths [n], anchors counted, when the ``budget`` likeliest of all drafts [n, K] are verified.
 
     Curves fall along a row, so the likeliest drafts of a row are a prefix. Among equals the first in row order
@@ -74,10 +74,12 @@ def spend(survival: FloatArray, budget: int) -> IntArray:
     Args:
         survival: P(first k drafts accepted); -1 where nothing was drafted.
         budget: drafts to verify, 0..number of drafts.
+        least: survival of the last of them, where it is known already.
     """
     if budget <= 0:
         return np.ones(len(survival), dtype=np.int64)
     lengths, place = np.empty(len(survival), dtype=np.int64), survival.size - budget
-    least = np.partition(survival, place, axis=None)[place]  # finds it without sorting
+    if least is None:
+        least = np.partition(survival, place, axis=None)[place]  # finds it without sorting
     kernels().spend(np.ascontiguousarray(survival), budget, least, lengths)
     return lengths

@@ -41,15 +41,14 @@ class DCut(Policy):
     def verify_lens(self, batch: BatchView, draft: DraftView) -> IntArray:
         """The anchor and the kept drafts of each request, [n]."""
         assert draft.survival is not None
-        n, drafts = len(batch), int(draft.draft_lens.sum())
+        n, drafts, block = len(batch), int(draft.draft_lens.sum()), batch.caps.block
         survival = drafted_only(draft.survival, draft.draft_lens)
-        budgets = np.array([min(max(round(r * n * batch.caps.block) - n, 0), drafts) for r in self._ratios(n)])
-        keep = int(budgets[0])
-        if len(budgets) > 1:
-            best_first = np.sort(survival, axis=None)[::-1][:drafts]
-            expected = np.concatenate([[0.0], np.cumsum(best_first)])
-            keep = int(budgets[self._best(batch, draft, budgets, expected)])
-        return spend(survival, keep)
+        budgets = [min(max(round(r * n * block) - n, 0), drafts) for r in self._ratios(n)]
+        if len(budgets) == 1:
+            return spend(survival, budgets[0])
+        best_first = np.sort(survival, axis=None)[::-1]
+        keep = self._best(batch, draft, budgets, best_first)
+        return spend(survival, keep, float(best_first[keep - 1]) if keep else None)
 
     def _ratios(self, n: int) -> list[float]:
         if self.keep_ratio == "auto":
@@ -59,10 +58,13 @@ class DCut(Policy):
             return [float(np.interp(n, sizes, [self.keep_ratio[s] for s in sizes]))]
         return [self.keep_ratio]
 
-    def _best(self, batch: BatchView, draft: DraftView, budgets: IntArray, expected: FloatArray) -> int:
-        """Index of the budget with the most expected tokens per second."""
+    def _best(self, batch: BatchView, draft: DraftView, budgets: list[int], best_first: FloatArray) -> int:
+        """The budget with the most expected tokens per second."""
         assert batch.caps.cost is not None
-        n, context = len(batch), float(batch.context_lens.mean())
-        positions = int((draft.draft_lens + 1)[draft.draft_lens > 0].sum())
-        rates = [(n + expected[b]) / batch.caps.cost.round_s(n, positions, n + int(b), context) for b in budgets]
-        return int(np.argmax(rates))
+        n, round_s = len(batch), batch.caps.cost.round_s
+        context = int(batch.context_lens.sum()) / n
+        positions = int(draft.draft_lens.sum()) + int(np.count_nonzero(draft.draft_lens))
+        expected = np.cumsum(best_first[: max(budgets)])
+        tokens = [n + float(expected[b - 1]) if b else float(n) for b in budgets]
+        rates = [t / round_s(n, positions, n + b, context) for b, t in zip(budgets, tokens, strict=True)]
+        return budgets[rates.index(max(rates))]

@@ -31,7 +31,7 @@ class PolicyDriver:
         self.policy, self.caps = policy, caps
         self.needs = policy.needs
         self.listens = type(policy).observe is not Policy.observe
-        self._ruled = _ruled(type(policy)) and not self.listens
+        self.ruled = _ruled(type(policy)) and not self.listens  # it may have a ``rule``
         self._rules: dict[tuple[int, int], LengthRule | None] = {}  # by running and queued requests
         self._late: deque[StepOutcome] = deque()
         self._passed: dict[str, tuple[IntArray, IntArray]] = {}
@@ -55,7 +55,7 @@ class PolicyDriver:
 
     def rule(self, running: int, queued: int) -> LengthRule | None:
         """What hooks 1 and 2 will answer as long as so many run and wait, as the engine will run it; None = ask them."""
-        if not self._ruled:
+        if not self.ruled:
             return None
         if (running, queued) not in self._rules:
             self._rules[running, queued] = self._legal(self.policy.rule(running, queued))
@@ -115,9 +115,9 @@ class PolicyDriver:
 
 
 def _ruled(policy: type[Policy]) -> bool:
-    """Whether the rule is as new as the hooks: none of them was defined by a class derived from the rule's.
+    """Whether there is a rule as new as the hooks: none of them was defined by a class derived from the rule's.
 
     A hook that is exchanged on the class or on an object, as tests may, is not seen: derive a class instead.
     """
     where = {name: next(c for c in policy.__mro__ if name in vars(c)) for name in ("rule", "draft_lens", "verify_lens")}
-    return all(issubclass(where["rule"], owner) for owner in where.values())
+    return where["rule"] is not Policy and all(issubclass(where["rule"], owner) for owner in where.values())

@@ -20,14 +20,21 @@ def read_prompts(folder: str | None, rows: Sequence[int] | None = None) -> dict[
     found: dict[str, list[str]] = {}
     for path in sorted(source.glob("*.jsonl")):
         domain = path.stem.split("_")[0]
-        lines = path.read_text(encoding="utf-8").splitlines()
-        found[domain] = [_prompt(line, path, i) for i, line in enumerate(lines, 1)][slice(*(rows or (None,)))]
+        found[domain] = read_lines(path)[slice(*(rows or (None,)))]
     empty = [d for d, prompts in found.items() if not prompts]
     if not found or empty:
         raise InputError(
             f"prompts: {source} holds no prompt" + (f" for {', '.join(empty)} in rows {rows}" if empty else "")
         )
     return found
+
+
+def read_lines(path: Path) -> list[str]:
+    """The ``prompt`` of each line of a file.
+
+    Raises InputError: a line without a prompt.
+    """
+    return [_prompt(line, path, i) for i, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)]
 
 
 def _prompt(line: str, path: Path, number: int) -> str:

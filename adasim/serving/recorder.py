@@ -93,8 +93,8 @@ class Recorder:
         if n > len(self._found):
             self._found, self._counts = np.empty(2 * n), np.empty(2 * n, dtype=np.int64)
         known = self._kernels.distinct(gaps_s, self._found, self._counts)
-        for gap_s, chunks in zip(self._found[:known].tolist(), self._counts[:known].tolist(), strict=True):
-            self._gaps.append((step, gap_s, chunks))
+        found = zip(self._found[:known].tolist(), self._counts[:known].tolist(), strict=True)
+        self._gaps.extend([(step, gap_s, chunks) for gap_s, chunks in found])
 
     def equal_gaps(self, gaps_s: Sequence[float], chunks: int) -> None:
         """Times since the last chunk in the steps after the next, the same for all ``chunks`` requests of each."""

@@ -66,10 +66,11 @@ class Engine:
         self.batch, self.caps = admission.batch, driver.caps
         self._work, self._kernels = env.event(), kernels()
         self._sees = driver.needs & {"survival", "accept_len", "margin", "truth"}
+        self._signals = trainer is not None or bool(self._sees - {"truth"})  # somebody wants to know what heads see
         self._listens = driver.listens or admission.listens
         self._span: Span | None = None  # what rounds do under a trainer, a pool or several ranks, it does not
         watched = self._listens or trainer is not None or recorder.rounds is not None
-        if not (watched or pool is not None or isinstance(admission, Ranks)):
+        if driver.ruled and not (watched or pool is not None or isinstance(admission, Ranks)):
             self._span = Span(env, admission, driver, cost, luck, recorder)
 
     def submit(self, index: int) -> None:
@@ -237,17 +238,19 @@ class Engine:
 
         Only what was asked for is computed: nothing else can leak.
         """
-        sees, learns = self._sees, self.trainer is not None
-        if not sees and not learns and not np.count_nonzero(draft_lens):
+        sees = self._sees
+        if not sees and not self._signals and not np.count_nonzero(draft_lens):
             return constant(len(ids), 0), None, DraftView(draft_lens)
         lives, luck = self.admission.lives, self.luck
         at, run = luck.look_up(lives.table, ids)
         draft = DraftView(draft_lens, truth=run if "truth" in sees else None)
-        if not learns and not sees - {"truth"}:
+        if not self._signals:
             return run, None, draft
-        signal = luck.signal(ids, at, run)
-        draft.accept_len = luck.report(lives.domain[ids], signal) if "accept_len" in sees else None
-        survival = luck.survival(lives.domain[ids], signal) if sees & {"survival", "margin"} else None
-        draft.survival = survival if "survival" in sees else None
-        draft.margin = luck.margin(survival) if survival is not None and "margin" in sees else None
+        signal, domains = luck.signal(ids, at, run), lives.domain[ids]
+        if "accept_len" in sees:
+            draft.accept_len = luck.report(domains, signal)
+        if "survival" in sees or "margin" in sees:
+            survival = luck.survival(domains, signal)
+            draft.survival = survival if "survival" in sees else None
+            draft.margin = luck.margin(survival) if "margin" in sees else None
         return run, signal, draft

@@ -131,7 +131,9 @@ def beliefs(runs: Sequence[Run], plan: Plan) -> list[str]:
             scenario = run.trial.scenario()
             asked = replace(run.trial, config=run.trial.config | {"backend": mine}).scenario()
             other[run.trial.policy] = scenario.backend, asked.backend
-    return [f"{policy} decided by a cost of then, not by the profile's: {_apart(*pair)}" for policy, pair in other.items()]
+    return [
+        f"{policy} decided by a cost of then, not by the profile's: {_apart(*pair)}" for policy, pair in other.items()
+    ]
 
 
 def _parsed(backend: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,9 +111,9 @@ def method(found: Findings, settings: Validation) -> list[str]:
         f"they lie {age} apart; a run further than {settings.reference_age_s:g} s is not judged. What both share, like a "
         "slower machine, cancels.",
         f"Simulated: the twin of every measured run, with the requests as served and the engine's own limits, "
-        f"{settings.replications} times with luck of its own; divided by the twin of the plain decoding beside it. Policies "
-        "believe of time what they believe on the real engine. A request's output length is an input where the model may "
-        "end it early.",
+        f"{settings.replications} times with luck of its own; divided by the twin of the plain decoding beside it. "
+        "Policies believe of time what they believe on the real engine. A request's output length is an input where the "
+        "model may end it early.",
         f"Intervals: measured, a {CONFIDENCE:.0%} t-interval over repeats, relative; simulated, the luck of as many "
         "runs, and each uncertainty of the profile moved alone, in squares. Errors are of means over repeats.",
         "Repeat error: how far measured over simulated throughput (over plain decoding) of a run lies from its cell's "

@@ -2,6 +2,7 @@
 
 import argparse
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ from sglang.srt.server_args import ServerArgs
 from sglang.srt.speculative.adaptive_spec_params import AdaptiveSpeculativeParams, resolve_candidate_steps_from_config
 from sglang.srt.speculative.dspark_components.dspark_sps import SpsAdditiveCostTable, load_sps_table_from_path
 
+from adasim.deploy.launch import launch
 from adasim.exports import adaflash, sglang, sps
 from adasim.exports.formats import lengths
 from adasim.exports.source import Asked, Source, read_source
 from adasim.real.sglang_plugin.settings import read_settings
 
 
-def parsed(flags: list[str] | tuple[str, ...]) -> argparse.Namespace:
+def parsed(flags: Sequence[str]) -> argparse.Namespace:
     """Flags as the server's own command line takes them."""
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
@@ -72,5 +74,17 @@ def test_adaflash_policy(dflash: Source, tmp_path: Path, monkeypatch: pytest.Mon
     policy = adaflash.scheduled(dflash, chosen)
     export = adaflash.export(dflash, policy, chosen)
     export.write(tmp_path)
-    assert read_settings(str(tmp_path)).policy == policy
+    assert read_settings(str(tmp_path)).policy == policy.model_copy(update={"name": None})
     assert parsed(export.flags).max_running_requests == dflash.max_batch
+
+
+def test_launch_flags(dflash: Source) -> None:
+    """Every flag of a deployment is one that the server knows, with its value."""
+    flags = launch(dflash, "TARGET", "DRAFTER", None).flags | {"--mem-fraction-static": "0.85", "--tp-size": "2"}
+    flags |= {"--chunked-prefill-size": "4096", "--max-prefill-tokens": "8192", "--max-total-tokens": "100000"}
+    arguments = parsed([f"{k} {v}" for k, v in flags.items()])
+    assert arguments.speculative_algorithm == "ADAFLASH"
+    assert arguments.speculative_num_draft_tokens == 16
+    assert arguments.disable_radix_cache
+    assert arguments.attention_backend == "fa3"
+    assert (arguments.tp_size, arguments.max_total_tokens) == (2, 100000)

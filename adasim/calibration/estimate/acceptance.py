@@ -37,7 +37,7 @@ class _Counts:
     whole_survived: FloatArray  # [texts, K]
     rounds: dict[int, float]  # verify_len -> rounds
     known: int  # positions that are identified
-    tokens: float  # mean answer
+    tokens: float  # mean answer behind the prefill's token
 
     @property
     def direct(self) -> bool:
@@ -173,12 +173,11 @@ def _count(rounds: pd.DataFrame, depth: int) -> _Counts:
         return out
 
     by_len = {int(str(v)): float(n) for v, n in pd.Series(share[:, 0]).groupby(verified).sum().items()}
-    answers = rounds.assign(end=rounds["position"] + 1 + accepted).groupby("life")["end"].max()
     enough = at_risk.sum(axis=0) >= LEAST_AT_RISK
     known = int(depth if enough.all() else np.argmin(enough))
     return _Counts(
         by_text(at_risk), by_text(survived), by_text(at_risk & whole), by_text(survived & whole), by_len, max(known, 1),
-        float(answers.mean()),
+        float(rounds.groupby("life")["answer"].first().mean()) - 1,
     )  # fmt: skip
 
 
@@ -222,8 +221,8 @@ def _domain(
         curve = settled(pooled, shape, counts.tokens)
         draws = np.stack([counts.whole_curve(w) for w in weights(lives, seed)]) * (curve / pooled)
         part.notes.append(
-            f"acceptance of {domain}: tau {1 + pooled.sum():.3f} over answers of {counts.tokens:.0f} tokens, whose first "
-            f"rounds start anywhere, is {1 + curve.sum():.3f} of settled rounds, which the curve is of"
+            f"acceptance of {domain}: tau {1 + pooled.sum():.3f} over answers of {counts.tokens + 1:.0f} tokens, whose "
+            f"first rounds start anywhere, is {1 + curve.sum():.3f} of settled rounds, which the curve is of"
         )
         how = f"full blocks of {lives} requests, bootstrap over them"
     else:

@@ -76,14 +76,20 @@ class Form:
 
     def constants(self) -> dict[str, float]:
         """By name, those not used 0."""
-        return dict.fromkeys(self.names, 0.0) | {self.names[i]: float(v) for i, v in zip(self.used, self.found, strict=True)}
+        return dict.fromkeys(self.names, 0.0) | {
+            self.names[i]: float(v) for i, v in zip(self.used, self.found, strict=True)
+        }
 
     def cost(self) -> dict[str, Any]:
         """The fields of a ``PassCost``; what is beside a drafter is left out."""
         known = self.constants()
         fields: dict[str, Any] = {name: known[name] for name in ASIDE}
         if self.rise.nodes:
-            return fields | {"at_tokens_ms": {n: known[t] for n, t in zip(self.rise.nodes, self.rise.terms, strict=True)}}
+            return fields | {
+                "nodes": [
+                    {"tokens": int(n), "ms": known[t]} for n, t in zip(self.rise.nodes, self.rise.terms, strict=True)
+                ]
+            }
         fields |= {name: known[name] for name in RISE}
         return fields | {"knee_tokens": self.rise.knee, "sharpness": self.rise.sharpness or 1.0}
 

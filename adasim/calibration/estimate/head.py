@@ -11,8 +11,8 @@ from adasim.calibration.estimate.head_reports import Seen, seen_in
 from adasim.calibration.estimate.part import FittedPart, interval, residual, weights
 from adasim.calibration.estimate.recording import RecordedTrial, max_draft_len, natural, numbered, rounds_of
 from adasim.calibration.estimate.survival import survival_of
-from adasim.calibration.interval import Estimate
 from adasim.calibration.head_quality import HeadQuality
+from adasim.calibration.interval import Estimate
 from adasim.types import FloatArray
 
 MOST_ROUNDS = 10000
@@ -157,9 +157,7 @@ def _measured(seen: Seen, told: Told) -> tuple[bool, str]:
     )
 
 
-def _as_seen(
-    seen: Seen, rounds: pd.DataFrame, drawn: FloatArray, requests: int, how: str
-) -> dict[str, Estimate]:
+def _as_seen(seen: Seen, rounds: pd.DataFrame, drawn: FloatArray, requests: int, how: str) -> dict[str, Estimate]:
     """Intervals of a measured head: noise of each domain, what is common to them as factor and as tokens."""
     share, report = rounds["share"].to_numpy(dtype=float), rounds["accept_len"].to_numpy(dtype=float)
     again = np.stack([seen.noises(w * share) for w in drawn])

@@ -1,4 +1,4 @@
-"""Reports of a length head as they were seen, domain by domain, and how much they say of L: no form is assumed of them."""
+"""Reports of a length head as they were seen, domain by domain, and how much they say of L, whatever their form."""
 
 from dataclasses import dataclass
 
@@ -67,10 +67,18 @@ def seen_in(rounds: pd.DataFrame, likelihood: HeadLikelihood) -> Seen:
         rounds: with accept_len and, of what the design repeats, how much a round counts (``share``).
         likelihood: of them.
     """
-    share, report, domain = rounds["share"].to_numpy(dtype=float), rounds["accept_len"].to_numpy(dtype=float), likelihood.domain
+    share, report, domain = (
+        rounds["share"].to_numpy(dtype=float),
+        rounds["accept_len"].to_numpy(dtype=float),
+        likelihood.domain,
+    )
     names, levels = likelihood.names, np.linspace(0, 1, LEVELS)
     quantiles = np.stack([_quantiles(report[domain == d], share[domain == d], levels) for d in range(len(names))])
-    fits, believed, ranks = np.empty((len(NOISES), len(report))), np.empty(likelihood.possible.shape), np.empty(len(report))
+    fits, believed, ranks = (
+        np.empty((len(NOISES), len(report))),
+        np.empty(likelihood.possible.shape),
+        np.empty(len(report)),
+    )
     noise, density = np.empty(len(names)), np.empty(len(report))
     for d in range(len(names)):
         mine = domain == d

@@ -105,7 +105,9 @@ def rounds_of(trials: Sequence[RecordedTrial], choices: Sequence[Choice] = ("fix
     """Rounds that were chosen so, and those drawn blind to be verified in full; all natural trials together.
 
     Columns as in :class:`~adasim.records.RoundRecord` and ``trial`` (index), ``life`` (a number per request of a trial),
-    ``text`` (one number per text, see :func:`numbered`: what answers the same prompt alike is no second sample) and ``fixed_len`` (verify_len of every round of that trial, 0 where it varies). Ordered by life and step.
+    ``text`` (one number per text, see :func:`numbered`: what answers the same prompt alike is no second sample),
+    ``fixed_len`` (verify_len of every round of that trial, 0 where it varies) and ``answer`` (the request's tokens).
+    Ordered by life and step.
     """
     parts = []
     for i, trial in enumerate(trials):
@@ -118,7 +120,8 @@ def rounds_of(trials: Sequence[RecordedTrial], choices: Sequence[Choice] = ("fix
             continue
         lengths = kept["verify_len"].unique()
         always = int(lengths[0]) if len(lengths) == 1 and trial.choice == "fixed" else 0
-        parts.append(kept.assign(trial=i, seed=trial.seed, fixed_len=always))
+        answer = kept["request"].map(trial.records.requests.set_index("request")["tokens"])
+        parts.append(kept.assign(trial=i, seed=trial.seed, fixed_len=always, answer=answer))
     if not parts:
         return pd.DataFrame()
     table = numbered(pd.concat(parts, ignore_index=True))

@@ -18,7 +18,8 @@ from adasim.types import FloatArray, IntArray
 HARDNESS = np.linspace(-4.0, 4.0, 21)
 LEVELS = np.linspace(-3.0, 3.0, 13)
 LIMIT = 8.0  # thresholds lie within +- this
-MOST_ROUNDS, SETTLED = 200, 1e-6  # until starts of rounds no longer change, in probability
+MOST_ROUNDS, SETTLED = 200, 1e-8  # until starts of rounds no longer change, in probability
+MOST_TOKENS = 64  # of an answer, whose positions are looked at one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class TextModel:
         Args:
             hazards: P(draft d accepted | those before it were, and it was verified), pooled over the rounds, [K].
             rounds: verify_len -> how many rounds of runs that always verify so much.
-            tokens: mean answer, in which the rounds were; infinite: they are settled.
+            tokens: mean answer behind the prefill's token, in which the rounds were; infinite: they are settled.
         """
         thresholds = np.clip(ndtri(np.clip(hazards, 1e-6, 1 - 1e-6)), -LIMIT, LIMIT)
         for _ in range(40):
@@ -94,31 +95,34 @@ class TextModel:
         """Where rounds with these thresholds start, pooled over answers of ``tokens``, [r, x], 1 in all.
 
         The first round of an answer starts anywhere; later ones behind a token that was wrong, where text is harder than
-        usual, and no longer know how the answer began. Levels that accept less need more rounds.
+        usual. Who accepts less needs more rounds. Positions that a long answer has beyond some are like the ones before.
         """
-        state, pooled = self.start, np.zeros_like(self.start)
-        accepts = [self.accept(t) for t in thresholds.tolist()]
-        done, tokens_a_round = np.zeros(len(self.share)), np.ones(len(self.share))
+        ended, complete = self._operators(thresholds)
+        moves = np.stack([*ended, complete[-1]])  # [a, r, x, x]: from the start of a round that accepts a to the next
+        if tokens == inf:
+            return self._settled(moves)
+        reach, width = len(moves), len(HARDNESS)
+        out = moves.transpose(1, 2, 0, 3).reshape(len(self.share), width, reach * width)
+        first = min(max(round(tokens), 1), MOST_TOKENS)
+        mass = np.zeros((first + reach, *self.start.shape))
+        mass[0] = self.share[:, None] * self.start
+        for t in range(first):
+            later = (mass[t][:, None, :] @ out).reshape(len(self.share), reach, width)
+            mass[t + 1 : t + 1 + reach] += later.transpose(1, 0, 2)
+        pooled = mass[:first].sum(axis=0) + max(tokens - first, 0.0) * mass[first - first // 4 - 1 : first].mean(axis=0)
+        return np.asarray(pooled / pooled.sum(), dtype=np.float64)
+
+    def _settled(self, moves: FloatArray) -> FloatArray:
+        """The same where answers have no end, from what each number accepted does to the state, [a, r, x, x]."""
+        step, state = moves.sum(axis=0), self.start
         for _ in range(MOST_ROUNDS):
-            alive, after, tokens_a_round = state, np.zeros_like(state), np.ones(len(self.share))
-            for ok in accepts:
-                here = alive @ self.move
-                alive = here * ok
-                after += here - alive
-                tokens_a_round = tokens_a_round + alive.sum(axis=1)
-            after += alive @ self.move
-            later = after / np.maximum(after.sum(axis=1, keepdims=True), 1e-300)
-            if tokens < inf:
-                share = np.clip((tokens - done) / tokens_a_round, 0.0, 1.0)
-                pooled += share[:, None] * state
-                done = done + share * tokens_a_round
-            moved, state = np.abs(later - state).sum(axis=1).max(), later
-            if moved < SETTLED or (done >= tokens).all():
+            before, state = state, (state[:, None, :] @ step)[:, 0]
+            state = state / np.maximum(state.sum(axis=1, keepdims=True), 1e-300)
+            if np.abs(state - before).max() < SETTLED:
                 break
-        rest = np.ones(len(self.share)) if tokens == inf else np.maximum(tokens - done, 0.0)
-        pooled = self.share[:, None] * (pooled + (rest / tokens_a_round)[:, None] * state)
-        found: FloatArray = pooled / pooled.sum()
-        return found
+        given = (state[None, :, None, :] @ moves)[:, :, 0].sum(axis=2)  # [a, r]
+        share = self.share / (np.arange(1, len(moves) + 1) @ given)  # rounds of each level
+        return np.asarray(state * (share / share.sum())[:, None], dtype=np.float64)
 
     def _threshold(self, here: FloatArray, hazard: float, guess: float) -> float:
         """Where the share ``hazard`` of the mass is accepted: Newton, kept within limits."""
@@ -139,7 +143,7 @@ class TextModel:
         Args:
             thresholds: by distance, [K].
             verify_len: of every round.
-            tokens: mean answer; infinite: of settled rounds.
+            tokens: see :meth:`solve`.
         """
         cut = thresholds[: verify_len - 1]
         alive, curve = self.starts(cut, tokens), []

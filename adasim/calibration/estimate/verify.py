@@ -16,7 +16,6 @@ from adasim.calibration.estimate.tables import looked_up, make_table
 from adasim.calibration.interval import Estimate
 from adasim.calibration.pass_cost import PassCost
 from adasim.errors import InputError
-from adasim.types import FloatArray
 
 SHARPNESS = (2.0, 4.0, 8.0)
 FOLDS = 5

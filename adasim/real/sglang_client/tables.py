@@ -116,7 +116,8 @@ class Replay:
         )
         estimates = entry.accept_lens
         shown = None if estimates is None else np.array([estimates[row] for row in rows])
-        whole, version = np.array([entry.whole[row] for row in rows]), entry.draft_version
+        drawn, version = entry.whole, entry.draft_version
+        whole = None if drawn is None else np.array([drawn[row] for row in rows])
         assert self.recorder.rounds is not None
         self.recorder.rounds.add(len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, whole, version)
         self.recorder.draft_version = version

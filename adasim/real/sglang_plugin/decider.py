@@ -208,6 +208,6 @@ def _round(done: _Open, accepted: IntArray) -> Round:
     return Round(
         view.step, start_s, end_s, drafted_s - start_s, end_s - verifying_s, view.queue_depth,
         view.request_ids.tolist(), view.context_lens.tolist(), done.draft.draft_lens.tolist(),
-        done.verify_lens.tolist(), accepted.tolist(), None if estimates is None else estimates.tolist(),
-        done.version, done.whole.tolist(), done.kv_tokens,
+        done.verify_lens.tolist(), accepted.tolist(), None if estimates is None else estimates.tolist(), done.kv_tokens,
+        done.version, done.whole.tolist(),
     )  # fmt: skip

@@ -24,9 +24,9 @@ class Round(NamedTuple):
     verify_lens: list[int]
     accepted: list[int]
     accept_lens: list[float] | None  # what the length head said, the anchor counted; None = it was not asked
-    draft_version: int  # the drafter's, where its name is a number; else 0
-    whole: list[bool]  # whose block was verified whole for the trainer's sake, whatever the policy said
     kv_tokens: int = 0  # held by all requests before it
+    draft_version: int = 0  # the drafter's, where its name is a number; else 0
+    whole: list[bool] | None = None  # whose block was verified whole for the trainer's sake, whatever the policy said
 
 
 class Prefill(NamedTuple):

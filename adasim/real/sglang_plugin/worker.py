@@ -224,14 +224,11 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         )
 
     def _append_target_hidden_to_draft_kv_by_loc(self, **what: Any) -> None:
-        """Nothing for a policy that never drafts: plain decoding must not pay for a drafter that follows.
-
-        What a prompt's tokens show is needed once more.
-        """
+        """Nothing for a policy that never drafts: plain decoding must not pay for a drafter that follows."""
         if self.player.follows:
             super()._append_target_hidden_to_draft_kv_by_loc(**what)
         if self.tap is not None and what.get("extend_lens") is not None:
-            self._prompt_hidden = what["target_hidden"]
+            self._prompt_hidden = what["target_hidden"]  # what a prompt's tokens show is needed once more
 
     def _make_draft_head(self) -> DraftHead:
         """The target's head for drafting, over the checkpoint's draft vocabulary."""
