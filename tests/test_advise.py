@@ -22,6 +22,8 @@ from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.cost import LinearDraft
 from adasim.calibration.formula import FormulaCost
 from adasim.calibration.from_throughput import fit_throughput_table
+from adasim.calibration.kernel_tables import BATCHES, kernel_cost
+from adasim.calibration.specs import MODELS
 from adasim.calibration.survival import AnyCurve, Geometric
 from adasim.calibration.throughput_table import Row
 from adasim.cli import main
@@ -47,6 +49,7 @@ SMALL = [
     "--budget",
     "20m",
 ]
+CPU = Path(__file__).parents[1] / "reports" / "cpu_validation" / "profile.yaml"
 BENCH = "batch,k,tok_s,accept_length\n1,0,100,\n8,0,700,\n64,0,3600,\n1,3,210,2.6\n8,3,1150,2.6\n"
 
 
@@ -217,6 +220,8 @@ BAD = [
     (["dcut_h20", "--concurrency", "1"], ["concurrency"]),
     (["dcut_h20", "--rate", "1"], ["batch"]),
     (["dcut_h20", "--scenario", "smoke", "--input-len", "8"], ["--input-len has no effect with --scenario"]),
+    ([str(CPU), "--scenario", "drift_opd"], ["no acceptance of math; there are chat, code"]),
+    (["dcut_h20", "--kernels", "--gpus", "2"], ["--kernels has no effect", "--kernels prices one GPU"]),
     (["dcut_h20", "--validation", "nowhere"], ["--validation nowhere"]),
     (["--hardware", "h200", "--model", "qwen3-8b", "--accept-len", "17"], ["--accept-len 17"]),
 ]
@@ -349,6 +354,36 @@ def test_the_run_at_the_question_leaves_less_than_one_far_from_it() -> None:
     posterior = fit_throughput_table(rows, draws=100)
     near, far = remaining(posterior, [Row(64, 3), Row(64, 0)], [Row(64, 3), Row(1, 0)])
     assert 0 <= near < 0.5 < far <= 1
+
+
+def test_kernel_tables_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A product takes n / 1000 ms whatever its tokens, attention batch x context / 1e6 ms: all sums are known."""
+    model = MODELS["qwen3-8b"]
+    data = tmp_path / "aiconfigurator_core" / "systems" / "data" / "h200_sxm"
+    for part, name in (("gemm", "gemm"), ("attention", "generation_attention")):
+        folder = data / part / "sglang" / "0.5.14"
+        folder.mkdir(parents=True)
+        if part == "gemm":
+            rows = [(m, n, k, n / 1000) for m in (1, 4096) for n in (1024, 16384, 65536) for k in (4096, 12288)]
+            table = pd.DataFrame(rows, columns=["m", "n", "k", "latency"]).assign(gemm_dtype="bfloat16")
+        else:
+            cells = [(b, s, b * s / 1e6) for b in BATCHES for s in (1, 1024, 131072)]
+            table = pd.DataFrame(cells, columns=["batch_size", "step", "latency"]).assign(
+                kv_cache_dtype="bfloat16", attn_dtype="bfloat16", window_size=0, num_heads=32, num_key_value_heads=8,
+                head_dim=128,
+            )  # fmt: skip
+        table.to_parquet(folder / f"{name}_perf.parquet")
+    (data.parents[1] / ".." / "__init__.py").resolve().write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    cost, source = kernel_cost("h200", model, draft_layers=5, host_ms=1.2)
+    layer = (6144 + 4096 + 2 * 12288 + 4096) / 1000
+    passed = 36 * (layer + 8 * 1024 / 1e6) + 151936 / 1000
+    assert 1e3 * cost.verify_s(8, 64, 1024.0) == pytest.approx(passed)
+    assert 1e3 * cost.draft_s(1, 16, 15, 512.0) == pytest.approx(5 * layer + 151936 / 1000 + 5 * 512 / 1e6)
+    assert source == "aiconfigurator_core: h200_sxm, SGLang 0.5.14, bfloat16"
+    for hardware, spec, says in (("h20", model, "no tables of h20"), ("h200", MODELS["qwen3-30b-a3b"], "mixtures")):
+        with pytest.raises(InputError, match=says):
+            kernel_cost(hardware, spec, 5, 1.2)
 
 
 def test_small_parts_by_hand() -> None:

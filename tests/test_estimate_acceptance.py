@@ -200,13 +200,14 @@ def test_a_text_counts_once_whatever_the_seeds_repeat(whole: Recording, full: Fi
     rounds = trial.records.rounds
     assert rounds is not None
     best = rounds.groupby("request")["accepted"].mean().nlargest(20).index
-    mine = deepcopy(trial.records)
-    mine.rounds = rounds[rounds["request"].isin(best)].assign(request=lambda r: r["request"] + 1000)
-    again = [replace(trial, key=f"again {i}", seed=90 + i, records=mine) for i in range(3)]
+    repeated = deepcopy(trial.records)
+    repeated.rounds = rounds[rounds["request"].isin(best)].assign(request=lambda r: r["request"] + 1000)
+    repeated.requests = repeated.requests.assign(request=lambda r: r["request"] + 1000)
+    again = [replace(trial, key=f"again {i}", seed=90 + i, records=repeated) for i in range(3)]
     part = fit_acceptance([trial, *again])
     assert part.counts["acceptance requests"] == full.counts["acceptance requests"]
-    curves = [p.model.curves["default"].survival(K) for p in (part, full)]
-    np.testing.assert_allclose(*curves, rtol=0.002)
+    mine, theirs = (p.model.curves["default"].survival(K) for p in (part, full))
+    np.testing.assert_allclose(mine, theirs, rtol=0.002)
 
 
 def test_what_may_be_alike_by_chance_is_not_one_text() -> None:

@@ -539,3 +539,19 @@ def test_a_request_that_lost_its_memory_is_computed_again() -> None:
     assert requests["evictions"].tolist() == [1, 0]
     assert requests["tokens"].tolist() == [3, 1]
     assert requests["first_token_s"].tolist() == [2.0, 4.0]
+
+
+def test_versions_of_the_drafter_and_whole_blocks_are_recorded() -> None:
+    found = replay(
+        Prefill(0, 101.0, 102.0, 0, [7, 8], [10, 10], [10, 10], 0),
+        Round(1, 102.0, 103.0, 0.25, 0.5, 0, [7, 8], [11, 11], [3, 1], [4, 2], [0, 1], None, 0, 0, [True, False]),
+        Round(2, 103.0, 104.0, 0.25, 0.5, 0, [7], [12], [1], [2], [1], None, 0, 3),
+    )
+    records = found.records()
+    assert records.rounds is not None
+    assert records.rounds["whole"].tolist() == [True, False, False]
+    assert records.rounds["draft_version"].tolist() == [0, 0, 3]
+    assert records.steps["draft_version"].tolist() == [0, 0, 3]
+    assert records.requests["draft_version"].tolist() == [3, 0]
+    counts = {(b.draft_version, b.verify_len, b.accepted): b.blocks for b in records.blocks.itertuples()}
+    assert counts == {(0, 4, 0): 1, (0, 2, 1): 1, (3, 2, 1): 1}

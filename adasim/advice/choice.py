@@ -233,9 +233,9 @@ def _falls(curve: "pd.Series[float]") -> float:
 
 
 def regions(choices: pd.DataFrame) -> list[tuple[Sequence[float], pd.DataFrame]]:
-    """Neighbouring loads at which the same policy is to be taken with the same verdict."""
+    """Neighbouring loads at which the same policy is to be taken with the same verdict, and is the best or is not."""
     if choices.empty:
         return []
-    keys = choices["take"] + "|" + choices["verdict"].astype(str)
+    keys = choices["take"] + "|" + choices["verdict"].astype(str) + "|" + (choices["best"] == "off").astype(str)
     block = (keys != keys.shift()).cumsum()
     return [(list(part["load"]), part) for _, part in choices.groupby(block, sort=False)]

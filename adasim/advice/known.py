@@ -8,6 +8,7 @@ from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.cost import Overhead, TableCost
 from adasim.calibration.from_throughput import Posterior
+from adasim.calibration.kernel_tables import kernel_cost
 from adasim.calibration.luck import HeadQuality
 from adasim.calibration.profile import Profile, Provenance, packaged
 from adasim.calibration.roofline import LayersDraft, RooflineCost
@@ -70,6 +71,8 @@ class Known:
     def batches(self) -> tuple[int, int] | None:
         """Smallest and largest batch that was measured; None = nobody says."""
         cost = self.profile.cost
+        if not self.measured:
+            return None
         if self.posterior is not None:
             found = [float(r.batch) for r in self.posterior.rows if r.tok_s is not None]
         elif "batch" in self.profile.fitted:
@@ -88,6 +91,7 @@ def known_of(
     model: str | None = None,
     accept_len: float | None = None,
     draft_layers: int | None = None,
+    kernels: bool = False,
     max_draft_len: int | None = None,
     only: str | None = None,
     concurrency: int | None = None,
@@ -102,6 +106,7 @@ def known_of(
         model: of the same.
         accept_len: tokens per round of a full block, where nothing was measured.
         draft_layers: of the drafter, where nothing was measured.
+        kernels: price from measured kernels instead of a roofline, where nothing was measured.
         max_draft_len: drafts of a full block.
         only: fit runs whose label, model or data set holds this.
         concurrency: of runs that do not tell theirs.
@@ -116,6 +121,8 @@ def known_of(
     fit = {"--only": only, "--fit-concurrency": concurrency, "--one-pass": one_pass or None}
     idle = [name for name, value in fit.items() if value is not None] if profiles or not data else []
     problems += [f"{name} has no effect: it chooses among measurements to fit" for name in idle]
+    if data and kernels:
+        problems.append("--kernels has no effect: the data tell the times")
     if data and accept_len is not None:
         problems.append("--accept-len has no effect: the data tell the acceptance")
     if profiles and len(data) > 1:
@@ -131,7 +138,9 @@ def known_of(
         raise InputError(*problems)
     if not data:
         drafter = LayersDraft() if draft_layers is None else LayersDraft(layers=draft_layers)
-        return _unmeasured(str(hardware), str(model), accept_len, drafter, max_draft_len or ONE_PASS_DRAFTS)
+        return _unmeasured(
+            str(hardware), str(model), accept_len, drafter, max_draft_len or ONE_PASS_DRAFTS, kernels=kernels
+        )
     if profiles:
         return _profile(profiles[0], max_draft_len)
     profile, posterior = fitted_profile(
@@ -146,7 +155,14 @@ def _profile(name: str, max_draft_len: int | None) -> Known:
     cost = profile.cost
     guessed = isinstance(cost, RooflineCost) and cost.fitted_tokens is None
     longest = max_draft_len or _longest(profile)
-    return Known(profile, name, [name], measured=not guessed, max_draft_len=longest, notes=profile.marks)
+    return Known(
+        profile,
+        name,
+        [name],
+        measured=not guessed,
+        max_draft_len=longest,
+        notes=[m for m in profile.marks if m not in profile.notes],
+    )
 
 
 def _longest(profile: Profile) -> int:
@@ -161,14 +177,24 @@ def _longest(profile: Profile) -> int:
     return min(known, default=CHAIN_DRAFTS if profile.cost.draft.autoregressive else ONE_PASS_DRAFTS)
 
 
-def _unmeasured(hardware: str, model: str, accept_len: float | None, drafter: LayersDraft, max_draft_len: int) -> Known:
+def _unmeasured(
+    hardware: str, model: str, accept_len: float | None, drafter: LayersDraft, max_draft_len: int, *, kernels: bool
+) -> Known:
     """Specifications, and what others published."""
     tau = accept_len or PUBLISHED_TAU
     if not 1 < tau < max_draft_len + 1:
         raise InputError(f"--accept-len {tau:g}: allowed between 1 and a block of {max_draft_len + 1}, both exclusive")
+    cost: TableCost | RooflineCost
+    if kernels:
+        cost, source = kernel_cost(hardware, MODELS[model], drafter.layers, HOST_MS)
+        times = f"times are sums of kernels that others measured ({source}); no engine was measured here"
+    else:
+        cost = RooflineCost(hardware=hardware, model=model, draft=drafter, overhead=Overhead(speculative_ms=HOST_MS))
+        times = (
+            "times follow from data sheets (memory at 80 %, arithmetic at 60 % of peak), never compared with an engine"
+        )
     assumed = [
-        "times follow from data sheets (memory at 80 %, arithmetic at 60 % of peak), and were never compared with this "
-        "hardware",
+        times,
         f"{HOST_MS} ms of host time in every speculative round, as published for two engines",
         f"a drafter like DFlash: one pass, {drafter.layers} layers of the model's shape, {max_draft_len} drafts",
         f"{tau:g} tokens per round of a full block, "
@@ -183,11 +209,11 @@ def _unmeasured(hardware: str, model: str, accept_len: float | None, drafter: La
             model=model,
             engine="none",
             date="none",
-            how="roofline of specifications",
+            how="sum of kernels that others measured" if kernels else "roofline from specifications",
             inputs=[f"specifications of {hardware} and {model} (adasim list hardware, adasim list models)"],
             assumptions=assumed,
         ),
-        cost=RooflineCost(hardware=hardware, model=model, draft=drafter, overhead=Overhead(speculative_ms=HOST_MS)),
+        cost=cost,
         acceptance=CurveAcceptance(curves={"default": Hardened(tau=tau, of=PUBLISHED_SHAPE)}, head=PUBLISHED_HEAD),
         uncertainty=UNMEASURED,
     )

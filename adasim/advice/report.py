@@ -86,7 +86,7 @@ def _story(found: Findings, mark: str) -> Story:
             name="advice",
             title=title,
             description=f"Speculative decoding for {found.traffic.title}.",
-            assumptions=[*facts.assumptions, *found.notes],
+            assumptions=[*facts.assumptions, *found.known.profile.notes, *found.notes],
             notes=_first(found),
             kind=mark,
             trials=(trials, trials),

@@ -104,6 +104,9 @@ def study(known: Known, traffic: Traffic, asked: Asked, memory: Memory | None, o
         found.misfits, found.room = (plain, drafted), room(memory, traffic, loads)
         if plain:
             return found
+    if traffic.is_trace:
+        beside = {"path": os.path.relpath(traffic.lengths["path"], out)}
+        traffic = found.traffic = replace(traffic, lengths=traffic.lengths | beside)
     drafter = not found.misfits[1]
     found.lengths = _lengths(known, traffic)
     file = known.file or "profile.yaml"

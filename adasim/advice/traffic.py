@@ -1,12 +1,13 @@
 """Which traffic advice is asked for, from a scenario or from options."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from adasim.errors import InputError
-from adasim.files import parse_yaml
+from adasim.files import find, loading_from, parse_yaml
 from adasim.plan import Plan
+from adasim.scenario import find_scenario
 from adasim.types import Slo
 from adasim.workload import Closed, Trace
 
@@ -15,6 +16,7 @@ LIMITS = (
     *("max_running_requests", "ragged", "lag_steps", "chunked_prefill", "max_prefill_tokens", "kv", "memory_fraction"),
     *("parallel", "scheduler", "predictor", "disaggregation"),
 )  # of a scenario's engine, that are kept
+LOADS = ("concurrency", "rate_rps", "speed")  # fields of a workload that say how much is asked
 CV = 0.5  # of lengths, where nobody says
 
 
@@ -127,11 +129,13 @@ def from_plan(name: str, plan: Plan, slo: Slo | None) -> Traffic:
     requests = workload.requests_of(scenario.seeds[0])
     prompt, output = (sum(n) / len(requests) for n in zip(*((r.prompt_len, r.output_len) for r in requests), strict=True))
     loads = sorted({_load(trial.config["workload"]) for trial in plan.trials})
-    swept = sorted(plan.trials[0].point)
-    notes = [f"the scenario sweeps {', '.join(swept)}: of what is not a load, the first value is looked at"] * bool(swept)
+    swept = sorted(n for n in plan.trials[0].point if n.rsplit(".", 1)[-1] not in LOADS)
+    notes = [f"the scenario sweeps {', '.join(swept)}: only its first value is looked at"] * bool(swept)
     limits = engine.model_dump(mode="json", exclude_none=True, include=set(LIMITS))
     if isinstance(workload, Trace):
-        lengths: dict[str, Any] = {k: v for k, v in raw.items() if k != "speed"}
+        with loading_from(find_scenario(name).parent):
+            path = str(find(workload.path, "workload: path").resolve())
+        lengths: dict[str, Any] = {k: v for k, v in raw.items() if k != "speed"} | {"path": path}
     else:
         lengths = {k: raw[k] for k in ("prompt_len", "output_len", "domains")}
     closed = isinstance(workload, Closed)
@@ -149,6 +153,25 @@ def from_plan(name: str, plan: Plan, slo: Slo | None) -> Traffic:
     )
 
 
+def with_domains(traffic: Traffic, known: Sequence[str]) -> Traffic:
+    """The traffic in domains that the data tell apart: all are taken for the only one, where there is but one.
+
+    Raises:
+        InputError: the data tell several apart, and not these.
+    """
+    mix = traffic.lengths["domains"]
+    names = {d for p in mix["points"] for d in p["mix"]} if "kind" in mix else set(mix)
+    unknown = sorted(names - set(known))
+    if not unknown or not known:
+        return traffic
+    if len(known) > 1:
+        allowed = ", ".join(known)
+        raise InputError(f"workload.domains: the data hold no acceptance of {', '.join(unknown)}; there are {allowed}")
+    note = f"the data tell no domains apart: all of {', '.join(sorted(names))} is taken for what was measured"
+    lengths = traffic.lengths | {"domains": {known[0]: 1.0}}
+    return replace(traffic, lengths=lengths, notes=[*traffic.notes, note])
+
+
 def _load(workload: dict[str, Any]) -> float:
     """What a scenario sweeps of its workload."""
-    return float(workload.get("concurrency", workload.get("rate_rps", workload.get("speed", 1.0))))
+    return float(next((workload[name] for name in LOADS if name in workload), 1.0))

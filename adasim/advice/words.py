@@ -24,7 +24,7 @@ def sentences(found: Findings, following: Next | None, money: Money | None) -> l
     if not found.known.measured:
         facts = found.known.profile.provenance
         says.append(
-            f"{UNMEASURED}: all that follows rests on specifications of {facts.hardware} and {facts.model} and on "
+            f"{UNMEASURED}: all that follows rests on a {facts.how} of {facts.model} on {facts.hardware} and on "
             "published acceptance; no run on this hardware was ever compared with it."
         )
     for kind, loop in found.loops.items():
@@ -59,16 +59,17 @@ def _rate_unit(found: Findings) -> str:
     return "times the trace's speed" if found.traffic.is_trace else "requests per second"
 
 
-def _span(loads: "list[float]", kind: str) -> str:
+def _span(loads: "list[float]", loop: Loop) -> str:
     text = f"{loads[0]:g}" if len(loads) == 1 else f"{loads[0]:g} to {loads[-1]:g}"
-    return f"At {text} {'at a time' if kind == 'closed' else 'per second'}"
+    unit = "at a time" if loop.kind == "closed" else "x speed" if loop.x.endswith("speed") else "per second"
+    return f"At {text} {unit}"
 
 
 def _by_load(found: Findings, loop: Loop) -> list[str]:
     says = []
     words = loop.design.goal.words
     for loads, part in regions(found.choices[found.choices["loop"] == loop.kind]):
-        start = _span(list(loads), loop.kind)
+        start = _span(list(loads), loop)
         first = part.iloc[0]
         if not first["take"]:
             says.append(f"{start}: no policy meets the limits.")
@@ -98,7 +99,8 @@ def _by_load(found: Findings, loop: Loop) -> list[str]:
 
 def _alike(part: pd.DataFrame) -> str:
     """Policies that cannot be told from the one to take."""
-    alike = sorted({p for line in part["alike"] for p in line.split(", ") if p})
+    ahead = {str(b) for b, t in zip(part["best"], part["take"], strict=True) if b != t}
+    alike = sorted(ahead | {p for line in part["alike"] for p in line.split(", ") if p})
     return f"; from it we cannot tell {', '.join(alike)}" if alike else ""
 
 
@@ -128,7 +130,7 @@ def _bursts(loop: Loop) -> list[str]:
             continue
         wins = "tokens per second" if loop.kind == "closed" else "median TPOT"
         text = (
-            f"{_span([load], loop.kind)}, {best} wins {wins} and loses ITL: its p99 is {fast['itl_p99_ms']:.3g} ms "
+            f"{_span([load], loop)}, {best} wins {wins} and loses ITL: its p99 is {fast['itl_p99_ms']:.3g} ms "
             f"against {plain['itl_p99_ms']:.3g} ms of plain decoding ({ratio:.1f}x), since tokens come in bursts."
         )
         worst = ratio, text
@@ -150,7 +152,7 @@ def _slo(loop: Loop) -> list[str]:
         name = str(best["policy"])
         if met[fast] < met[name] - 0.01:
             says.append(
-                f"{_span([load], loop.kind)}, {fast} has the most tokens per second, but only {met[fast]:.0%} of its "
+                f"{_span([load], loop)}, {fast} has the most tokens per second, but only {met[fast]:.0%} of its "
                 f"requests meet the limits; {name} meets them for {met[name]:.0%}."
             )
     return says
@@ -167,9 +169,7 @@ def _money(found: Findings, loop: Loop, money: Money) -> list[str]:
         if name in at:
             parts.append(f"{name} {money.per_million(float(at[name]), drafts=name != 'off'):.3g}")
     trainer = f", {money.trainer_gpus:g} trainer GPUs included where it drafts" if money.trainer_gpus else ""
-    return [
-        f"{_span([float(top['load'])], loop.kind)}, a million output tokens cost in USD: {', '.join(parts)}{trainer}."
-    ]
+    return [f"{_span([float(top['load'])], loop)}, a million output tokens cost in USD: {', '.join(parts)}{trainer}."]
 
 
 def table_of_costs(loop: Loop, money: Money) -> pd.DataFrame:

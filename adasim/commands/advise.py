@@ -80,6 +80,12 @@ def advise_command(
         float | None,
         typer.Option(min=1, help="Without data: tokens per round of a full block.", rich_help_panel=DATA),
     ] = None,
+    kernels: Annotated[
+        bool,
+        typer.Option(
+            "--kernels", help="Without data: kernel times of aiconfigurator-core (extra: kernels).", rich_help_panel=DATA
+        ),
+    ] = False,
     max_draft: Annotated[
         int | None, typer.Option(min=1, max=127, help="Drafts of a full block.", rich_help_panel=DATA)
     ] = None,
@@ -100,7 +106,7 @@ def advise_command(
     ] = None,
     seeds: Annotated[int, typer.Option(min=2, max=50, help="Of every run.", rich_help_panel=EFFORT)] = 4,
     budget: Annotated[
-        str, typer.Option(help="Time for simulations: 30s, 5m. What it leaves out is said.", rich_help_panel=EFFORT)
+        str, typer.Option(help="Time for simulations; what it leaves out is said.", rich_help_panel=EFFORT)
     ] = "60s",
     workers: Workers = None,
     out: Out = None,
@@ -137,6 +143,7 @@ def advise_command(
             model=model,
             accept_len=accept_len,
             draft_layers=draft_layers,
+            kernels=kernels,
             max_draft_len=max_draft,
             only=only,
             concurrency=fit_concurrency,
@@ -159,6 +166,7 @@ def advise_command(
     problems += ["--trainer-gpus has no effect without --usd-per-gpu-hour"] * (
         trainer_gpus > 0 and usd_per_gpu_hour is None
     )
+    problems += ["--kernels prices one GPU: not with --gpus"] * (kernels and gpus > 1)
     one = "--hardware and --model go together: memory needs both"
     problems += [one] * (bool(data) and (hardware is None) != (model is None))
     memory = None
@@ -195,7 +203,7 @@ def _traffic(
     """
     from dataclasses import replace
 
-    from adasim.advice.traffic import from_options, from_plan, mix_of, numbers, slo_of
+    from adasim.advice.traffic import from_options, from_plan, mix_of, numbers, slo_of, with_domains
     from adasim.errors import InputError
     from adasim.plan import load
 
@@ -228,7 +236,7 @@ def _traffic(
     if problems:
         raise InputError(*problems)
     if plan is not None:
-        traffic = from_plan(str(scenario), plan, slo)
+        traffic = with_domains(from_plan(str(scenario), plan, slo), domains or [])
     else:
         traffic = from_options(given["--input-len"], given["--output-len"], given["--length-cv"], mix, slo)
     closed, rates = tuple(int(n) for n in rising["--concurrency"]), rising["--rate"]
@@ -254,7 +262,6 @@ def _advise(
 
     from adasim.advice.report import show, write
     from adasim.advice.study import study
-    from adasim.errors import InputError
     from adasim.executors import Interrupted
     from adasim.experiment import open_folder, unfinished
     from adasim.screen import show_errors
@@ -270,7 +277,7 @@ def _advise(
     except Interrupted:
         trials = [t for s in sessions for t in s.trials.values()]
         interrupted(folder, finished=len(unfinished(trials, folder)) < len(trials))
-    except InputError:
+    except Exception:
         if fresh and not sessions:
             shutil.rmtree(folder)
         raise

@@ -161,7 +161,8 @@ def _alike(rounds: pd.DataFrame, life: "pd.Series[int]", text: "pd.Series[int]")
     """A number of every round: that of its life's rounds, where no life has them by chance; else the life's own."""
     accepted = rounds.groupby(["domain", "verify_len", "accepted"])["step"].transform("size")
     among = rounds.groupby(["domain", "verify_len"])["step"].transform("size")
-    unlikely = np.log(accepted / among).groupby(life).sum()  # log P of a life's rounds, were they independent
+    logs = pd.Series(np.log((accepted / among).to_numpy()), rounds.index)
+    unlikely = logs.groupby(life).sum()  # log P of a life's rounds, were they independent
     columns = ["context", "position", "verify_len", "accepted", "draft_version"]
     hashes = pd.Series(pd.util.hash_pandas_object(rounds[["domain", *columns]], index=False).to_numpy(), rounds.index)
     order = rounds.groupby(life).cumcount().to_numpy(dtype=np.uint64)
@@ -178,5 +179,5 @@ def _joined(first: "pd.Series[int]", second: "pd.Series[int]") -> IntArray:
     a, b = pd.factorize(first)[0], pd.factorize(second)[0]
     size = a.max() + 1 if len(a) else 0
     edges = coo_array((np.ones(len(a)), (a, size + b)), shape=(size + b.max() + 1,) * 2) if len(a) else coo_array((0, 0))
-    found: IntArray = connected_components(edges, directed=False)[1][a]
-    return np.asarray(pd.factorize(found)[0], dtype=np.int64)
+    _, component = connected_components(edges, directed=False)
+    return np.asarray(pd.factorize(component[a])[0], dtype=np.int64)

@@ -116,11 +116,13 @@ class Replay:
         )
         estimates = entry.accept_lens
         shown = None if estimates is None else np.array([estimates[row] for row in rows])
-        drawn, version = entry.whole, entry.draft_version
-        whole = None if drawn is None else np.array([drawn[row] for row in rows])
+        whole = None if entry.whole is None else np.array([entry.whole[row] for row in rows])
+        version = self.recorder.draft_version = entry.draft_version
         assert self.recorder.rounds is not None
-        self.recorder.rounds.add(len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, whole, version)
-        self.recorder.draft_version = version
+        self.recorder.rounds.add(
+            len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, whole, version
+        )  # fmt: skip
+        lives.draft_version[ids] = version
         emitted = np.minimum(accepted + 1, lives.want[ids] - lives.done[ids])
         for column, more in (
             (lives.rounds, 1), (lives.drafts, drafts), (lives.verified, verified), (lives.accepted, accepted),
@@ -130,7 +132,6 @@ class Replay:
         np.add.at(self.recorder.blocks, (lives.domain[ids], verified, accepted), 1)
         self.recorder.gaps(end_s - lives.emitted_s[ids])
         lives.emitted_s[ids] = end_s
-        lives.draft_version[ids] = version
         self._end(ids, end_s)
         self._step(
             entry, decoding=len(entry.requests), draft_tokens=sum(entry.draft_lens), verify_tokens=sum(entry.verify_lens),
@@ -149,7 +150,7 @@ class Replay:
         known: dict[str, Any] = dict.fromkeys(counted, 0)
         known |= dict.fromkeys(("draft_s", "verify_s", "overhead_s", "prefill_s", "context"), 0.0)
         known |= {"step": len(self.recorder.steps), "queued": entry.queued, "evicted": 0}
-        known["draft_version"] = self.recorder.draft_version
+        known |= {"draft_version": self.recorder.draft_version}
         known |= {"start_s": entry.start_s - self.began_s, "end_s": entry.end_s - self.began_s}
         known |= {"kv_blocks": -(-entry.kv_tokens // self.block_tokens)}
         self.recorder.steps.append(StepRecord(**(known | counts)))

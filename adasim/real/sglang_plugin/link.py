@@ -96,8 +96,8 @@ class EngineLink(Link):
             "end_weight_update": (io.EndWeightUpdateReqInput, self._manager.end_weight_update),
             "weights_checker": (io.CheckWeightsReqInput, self._manager.check_weights),
         }[endpoint]
-        done, said, ranks, *_ = (*(await method(made(**fields)) or (True, "")), None)
-        return {"success": done, "message": said, "ranks": ranks}
+        answer: tuple[Any, ...] = await method(made(**fields)) or (True, "")
+        return {"success": answer[0], "message": answer[1], "ranks": answer[2] if len(answer) > 2 else None}
 
 
 class HttpLink(Link):

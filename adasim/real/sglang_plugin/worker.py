@@ -119,7 +119,7 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
                 moments = Moments(begin, begin, begin, end, self._marks)
                 self.decider.prefilled([r.rid for r in batch.reqs], batch.extend_lens, contexts, moments)
             hidden, self._prompt_hidden = self._prompt_hidden, None
-            if self.tap is not None and hidden is not None:
+            if self.tap is not None and hidden is not None and self.player.forced is None:
                 logits = result.logits_output.next_token_logits
                 self.tap.prefill(batch.reqs, batch.prefix_lens, hidden, batch.extend_lens, logits)
             return result
@@ -193,7 +193,7 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         if on_publish is not None:
             on_publish(new_lens)
         self._absorb(output.hidden_states, window, commit_lens)
-        if self.tap is not None:
+        if self.tap is not None and forced is None:  # what was decreed teaches nothing
             self.tap.round(
                 [r.rid for r in batch.reqs], np.array(contexts) - 1, verify_lens, self.decider.whole.tolist(),
                 self.decider.version, accepted.run, output.hidden_states, output.next_token_logits,
