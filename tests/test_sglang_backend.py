@@ -1,8 +1,11 @@
 """SGLang as a backend, against a made-up server: no SGLang is needed."""
 
 import json
+import os
 import re
+import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -392,9 +395,27 @@ def test_a_log_tells_why_a_server_ended(tmp_path: Path) -> None:
 def test_a_server_that_ends_at_the_start_says_why(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its interpreter here is one that lacks SGLang."""
     monkeypatch.setenv(process.PYTHON, sys.executable)
+    monkeypatch.setattr(process.tempfile, "tempdir", str(Path(target).parent))  # where its log stays
     with pytest.raises(InputError, match=r"SGLang did not start: .*sglang"):
         process.keep(process.Launch(("--x",), (("PYTHONPATH", ""),)))
     assert process.kept(process.Launch(("--x",), ())) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prctl is Linux's")
+def test_a_server_does_not_outlive_a_killed_parent() -> None:
+    code = (
+        "import os, subprocess; from adasim.real.sglang_client.process import end_with_parent\n"
+        "child = subprocess.Popen(['sleep', '60'], preexec_fn=end_with_parent)\n"
+        "print(child.pid, flush=True); os.kill(os.getpid(), 9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
+    state = Path(f"/proc/{int(done.stdout)}/stat")
+    for _ in range(100):
+        if not state.is_file() or state.read_text().split()[2] == "Z":
+            return
+        time.sleep(0.05)
+    os.kill(int(done.stdout), 9)
+    raise AssertionError("it goes on")
 
 
 def test_orders_travel_as_a_name() -> None:
@@ -472,9 +493,9 @@ def test_a_replay_by_hand() -> None:
     found = replay(
         Prefill(0, 101.0, 101.5, 1, [7], [6], [6], 0),  # a chunk
         Prefill(1, 101.5, 102.0, 0, [7, 8], [4, 10], [10, 10], 20),
-        Round(2, 102.0, 103.0, 0.25, 0.5, 0, [7, 8], [11, 11], [3, 3], [3, 2], [2, 0], [2.5, 1.5], 30),
-        Round(3, 103.0, 104.0, 0.25, 0.5, 0, [8, 7], [12, 14], [3, 3], [3, 2], [2, 1], None, 40),
-        Round(4, 104.0, 105.0, 0.0, 0.5, 0, [7, 9], [15, 3], [0, 0], [1, 1], [0, 0], None, 0),  # 7 had finished
+        Round(2, 102.0, 103.0, 0.25, 0.5, 0, [7, 8], [11, 11], [3, 3], [3, 2], [2, 0], [2.5, 1.5], 30, 0, [False, False]),
+        Round(3, 103.0, 104.0, 0.25, 0.5, 0, [8, 7], [12, 14], [3, 3], [3, 2], [2, 1], None, 40, 2, [True, False]),
+        Round(4, 104.0, 105.0, 0.0, 0.5, 0, [7, 9], [15, 3], [0, 0], [1, 1], [0, 0], None, 0, 2),  # 7 had finished
     )
     records = found.records()
     steps, requests = records.steps, records.requests
@@ -497,8 +518,12 @@ def test_a_replay_by_hand() -> None:
     assert records.rounds is not None
     assert records.rounds["position"].tolist() == [1, 1, 2]
     assert records.rounds["accept_len"].tolist()[:2] == [2.5, 1.5]
-    counts = {(b.verify_len, b.accepted): b.blocks for b in records.blocks.itertuples()}
-    assert counts == {(3, 2): 2, (2, 0): 1}
+    assert records.rounds["whole"].tolist() == [False, False, True]
+    assert records.rounds["draft_version"].tolist() == [0, 0, 2]
+    assert steps["draft_version"].tolist() == [0, 0, 0, 2]
+    assert requests["draft_version"].tolist() == [0, 2]
+    counts = {(b.draft_version, b.verify_len, b.accepted): b.blocks for b in records.blocks.itertuples()}
+    assert counts == {(0, 3, 2): 1, (0, 2, 0): 1, (2, 3, 2): 1}
     assert records.gaps[["gap_s", "chunks"]].values.tolist() == [[1.0, 2.0], [1.0, 1.0]]
     meta = {"completion_tokens": 4, "prompt_tokens": 10, "spec_verify_ct": 2, "spec_num_correct_drafts": 2}
     assert found.against({0: {"meta_info": meta}}) == ["request 0: SGLang counts 2 spec_verify_ct, its round records 1"]
@@ -507,7 +532,7 @@ def test_a_replay_by_hand() -> None:
 def test_a_request_that_lost_its_memory_is_computed_again() -> None:
     found = replay(
         Prefill(0, 101.0, 102.0, 0, [7], [10], [10], 0),
-        Round(1, 102.0, 103.0, 0.25, 0.5, 0, [7], [11], [3], [2], [0], None, 0),
+        Round(1, 102.0, 103.0, 0.25, 0.5, 0, [7], [11], [3], [2], [0], None),
         Prefill(2, 103.0, 104.0, 0, [8], [10], [10], 0),
         Prefill(3, 105.0, 106.0, 0, [7], [12], [12], 0),
     )

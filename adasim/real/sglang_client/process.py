@@ -1,6 +1,7 @@
 """A server of one's own: started for the first run that needs it, kept for those that follow, stopped in the end."""
 
 import atexit
+import ctypes
 import os
 import re
 import signal
@@ -21,6 +22,7 @@ from adasim.real.sglang_client.api import Api
 PYTHON = "ADASIM_SGLANG_PYTHON"  # environment variable: the Python of the environment that holds SGLang
 STARTS_S = 1800.0  # a start takes one to three minutes, more beside others
 STOPS_S = 20.0
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 LAST_LINES = 5  # of a log that says nothing in a form that is known
 
 
@@ -49,7 +51,7 @@ class Server:
         with os.fdopen(handle, "wb") as log:
             self.process = subprocess.Popen(
                 command, env=os.environ | dict(launch.environment), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True, preexec_fn=end_with_parent,  # noqa: PLW1509 (no other thread starts servers)
             )  # fmt: skip
         self.api = Api(f"http://127.0.0.1:{port}")
         try:
@@ -109,6 +111,12 @@ def stop_kept() -> None:
     """Stop the server that is kept."""
     while _kept:
         _kept.pop().stop()
+
+
+def end_with_parent() -> None:
+    """Have this process ended when the one that started it is gone, killed or not. On Linux; elsewhere it may stay."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def python() -> str:

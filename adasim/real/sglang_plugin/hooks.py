@@ -54,12 +54,17 @@ def _add_rounds(result: Any, controller: Any, state: dict[str, Any]) -> None:
     worker.decider.settle()
     state["adasim"] = worker.decider.log.dump() | {
         "now_s": time.monotonic(),
-        "running": len(scheduler.running_batch.reqs),
+        "running": _running(scheduler),
         "waiting": len(scheduler.waiting_queue),
         "refused": worker.player.refused,
         "opd": None if worker.tap is None else worker.tap.state(),
         **worker.facts(scheduler),
     }
+
+
+def _running(scheduler: Any) -> int:
+    """Requests that are not done; SGLang lets those that are stay until its next step."""
+    return sum(not request.finished() for request in scheduler.running_batch.reqs)
 
 
 def _obey(original: Callable[..., Any], controller: Any, request: Any) -> Any:
@@ -71,7 +76,7 @@ def _obey(original: Callable[..., Any], controller: Any, request: Any) -> Any:
 
     scheduler = controller.scheduler
     player, problems = scheduler.draft_worker.player, list[str]()
-    busy = len(scheduler.running_batch.reqs) + len(scheduler.waiting_queue)
+    busy = _running(scheduler) + len(scheduler.waiting_queue)
     for name in names:
         try:
             player.obey(read_orders(name), busy)
@@ -113,7 +118,7 @@ def _use_policy(scheduler: Any, settings: str) -> None:
     """
     from adasim.real.sglang_plugin.settings import parse_policy
 
-    busy = len(scheduler.running_batch.reqs) + len(scheduler.waiting_queue)
+    busy = _running(scheduler) + len(scheduler.waiting_queue)
     scheduler.draft_worker.player.obey(
         Orders(play=Play.model_validate({"policy": parse_policy(settings, "adasim_policy")})), busy
     )
