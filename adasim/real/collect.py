@@ -24,6 +24,10 @@ class Shown(NamedTuple):
     ids: NDArray[Any]  # [R, TOP]
     probs: NDArray[np.float16]  # [R, TOP]
 
+    def part(self, rows: slice) -> "Shown":
+        """Some of the rows, where all are labelled."""
+        return Shown(self.hidden[rows], self.ids[rows], self.probs[rows])
+
 
 @dataclass(slots=True)
 class _Life:
@@ -84,7 +88,7 @@ class Collector:
         if self.rejected and len(shown.ids) > kept:
             step = step._replace(rejected=(shown.ids[kept:].astype(np.uint32), shown.probs[kept:]))
         life.rounds.append(step)
-        self._add(life, Shown(*(x[:kept] for x in shown)))
+        self._add(life, shown.part(slice(kept)))
 
     def finish(self, index: int, tokens: list[int], domain: int) -> None:
         """A request ended. Args: tokens: prompt and output."""

@@ -167,7 +167,7 @@ class Tap:
                 if number not in self._begun:
                     self._begun.add(number)
                     self._tell(begun=number, version=version)
-                part = Shown(*(x[begin : begin + step.verify_len] for x in shown))
+                part = shown.part(slice(begin, begin + step.verify_len))
                 self._collector.verified(number, step._replace(accepted=run[i]), part)
 
         self._work.put(absorb)
