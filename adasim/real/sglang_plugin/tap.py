@@ -251,12 +251,14 @@ def _copy(hidden: Tensor, logits: Tensor, accepted: Tensor | None = None, rows: 
     parts = [likeliest(logits[part]) for part in rows.split(AT_ONCE)]
     ids, probs = (torch.cat(x) for x in zip(*parts, strict=True))
     accepted = torch.empty(0) if accepted is None else accepted
-    moved = [x.to("cpu", copy=True, non_blocking=True) for x in (hidden.to(torch.bfloat16), ids, probs, accepted)]
+    kept, ids, probs, accepted = (
+        x.to("cpu", copy=True, non_blocking=True) for x in (hidden.to(torch.bfloat16), ids, probs, accepted)
+    )
     done = None
     if hidden.device.type != "cpu":
         done = torch.get_device_module(hidden.device).Event()
         done.record()
-    return _Copy(*moved, logits.shape[-1], done)
+    return _Copy(kept, ids, probs, accepted, logits.shape[-1], done)
 
 
 def _nothing() -> None:
