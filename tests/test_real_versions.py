@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -84,9 +85,7 @@ def test_another_shape_is_refused(store: VersionStore) -> None:
     ],
     ids=["head", "vocabulary"],
 )
-def test_another_head_or_vocabulary_is_refused(
-    store: VersionStore, head: "dict[str, torch.Tensor]", vocab: "torch.Tensor | None", says: str
-) -> None:
+def test_another_head_or_vocabulary_is_refused(store: VersionStore, head: dict[str, Any], vocab: Any, says: str) -> None:
     store.publish(Checkpoint(SHAPE, SHAPE.fresh(1), vocab, head), {})
     assert says in refusal(store)
 

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -395,7 +396,7 @@ def test_a_log_tells_why_a_server_ended(tmp_path: Path) -> None:
 def test_a_server_that_ends_at_the_start_says_why(target: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its interpreter here is one that lacks SGLang."""
     monkeypatch.setenv(process.PYTHON, sys.executable)
-    monkeypatch.setattr(process.tempfile, "tempdir", str(Path(target).parent))  # where its log stays
+    monkeypatch.setattr(tempfile, "tempdir", str(Path(target).parent))  # where its log stays
     with pytest.raises(InputError, match=r"SGLang did not start: .*sglang"):
         process.keep(process.Launch(("--x",), (("PYTHONPATH", ""),)))
     assert process.kept(process.Launch(("--x",), ())) is None

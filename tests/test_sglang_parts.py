@@ -149,12 +149,12 @@ def test_a_finished_name_may_come_again_as_another_request() -> None:
 def test_the_ring_keeps_the_last_rounds_and_their_names_only() -> None:
     log = RoundLog(3)
     for i in range(20):
-        log.append(Round(i, 0, 0, 0, 0, 0, [i], [1], [1], [1], [0], None, 0, [False]), [f"r{i}"])
+        log.append(Round(i, 0, 0, 0, 0, 0, [i], [1], [1], [1], [0], None, 0, 0, [False]), [f"r{i}"])
     kept = log.dump()
     assert [r[0] for r in kept["rounds"]] == [17, 18, 19]
     assert kept["requests"] == {"17": "r17", "18": "r18", "19": "r19"}
     none = RoundLog(0)
-    none.append(Round(0, 0, 0, 0, 0, 0, [0], [1], [1], [1], [0], None, 0, [False]), ["a"])
+    none.append(Round(0, 0, 0, 0, 0, 0, [0], [1], [1], [1], [0], None, 0, 0, [False]), ["a"])
     assert none.dump()["rounds"] == []
 
 

@@ -76,9 +76,9 @@ def _payload(new: Checkpoint, ranks: int) -> list[bytes]:
     By names of files, not by descriptors: those only travel between processes of one family.
     """
     tensors = list((new.weights | {HEAD_PREFIX + k: w for k, w in new.head.items()}).items())
-    usual = get_sharing_strategy()
-    set_sharing_strategy("file_system")
+    usual = get_sharing_strategy()  # type: ignore[no-untyped-call]
+    set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     try:
         return [bytes(ForkingPickler.dumps(tensors)) for _ in range(ranks)]
     finally:
-        set_sharing_strategy(usual)
+        set_sharing_strategy(usual)  # type: ignore[no-untyped-call]

@@ -248,7 +248,7 @@ def _copy(hidden: Tensor, logits: Tensor, accepted: Tensor | None = None, rows: 
         rows = torch.arange(len(logits), device=logits.device)
     else:
         hidden = hidden[rows]
-    parts = [likeliest(logits[part]) for part in rows.split(AT_ONCE)]
+    parts = [likeliest(logits[part]) for part in torch.split(rows, AT_ONCE)]
     ids, probs = (torch.cat(x) for x in zip(*parts, strict=True))
     accepted = torch.empty(0) if accepted is None else accepted
     kept, ids, probs, accepted = (
