@@ -178,6 +178,8 @@ class FakeServer:
         """An answer; None = hang up."""
         r = Running(body["rid"], len(body["input_ids"]), body["sampling_params"]["max_new_tokens"])
         with self.changed:
+            if self.dead:
+                return None
             self.waiting.append(r)
             self.changed.notify_all()
         r.over.wait(30)
