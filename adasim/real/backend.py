@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
-from pydantic import Field, PrivateAttr, model_validator
+from pydantic import Field, model_validator
 
 from adasim import __version__
 from adasim.calibration.alarm import Alarm
-from adasim.calibration.cost import CostModel
-from adasim.calibration.profile import Profile
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.identity import EngineIdentity, fingerprint, processor
@@ -34,6 +32,7 @@ from adasim.real.asked import (
     with_random_tokens,
     with_texts,
 )
+from adasim.real.engine_backend import EngineBackend
 from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
 from adasim.records import Records
@@ -42,11 +41,11 @@ from adasim.serving.drift import drift_events
 from adasim.serving.kv import KvMemory
 from adasim.serving.monitor import Finished, Monitor
 from adasim.serving.recorder import Recorder
-from adasim.types import Component, EngineCaps, Request
+from adasim.types import EngineCaps, Request
 from adasim.workload import Workload
 
 
-class TorchBackend(Component):
+class TorchBackend(EngineBackend):
     """A real engine in this process.
 
     A request takes a prompt of its domain (its ``prompt_len`` is ignored) and asks for ``output_len`` tokens;
@@ -87,17 +86,10 @@ class TorchBackend(Component):
     profile: str | None = None
     opd: Opd | None = None
     alarm: Alarm | None = None
-    _believed: CostModel | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = []
-        if self.profile is not None and self.cost is not None:
-            problems.append("give cost or profile, not both")
-        elif self.profile is not None:
-            self._believed = Profile.load(self.profile).cost
-        else:
-            self._believed = self.cost
+        problems = self._believe(self.cost, self.profile)
         if self.opd is not None and self.drafter is None:
             problems.append("opd needs a drafter")
         if self.opd is not None and self.forced is not None:
@@ -105,21 +97,6 @@ class TorchBackend(Component):
         if problems:
             raise ValueError("; ".join(problems))
         return self
-
-    @property
-    def mark(self) -> str:
-        """How a report marks numbers of this backend."""
-        return "measured"
-
-    @property
-    def calibration(self) -> None:
-        """A real engine needs none."""
-        return None
-
-    @property
-    def inputs(self) -> dict[str, Component]:
-        """No model decides the outcome: all is measured. A cost model only informs policies."""
-        return {} if self._believed is None else {"cost": self._believed}
 
     def identity(self) -> EngineIdentity:
         """Where this engine's numbers come from.
@@ -160,14 +137,6 @@ class TorchBackend(Component):
             provides=frozenset(provides | ({"cost"} if self._believed is not None else set())),
             cost=self._believed,
         )
-
-    def check_policy(self, policy: Policy) -> None:
-        """Refuse a policy that needs what this engine lacks.
-
-        Raises:
-            InputError: what is missing, or which field does not fit.
-        """
-        PolicyDriver(policy, self.caps())
 
     def check_workload(self, workload: Workload, seed: int) -> None:
         """Refuse what cannot run.

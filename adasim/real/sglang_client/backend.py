@@ -8,16 +8,14 @@ from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, JsonValue, PrivateAttr, model_validator
+from pydantic import Field, JsonValue, model_validator
 
 from adasim import __version__
-from adasim.calibration.cost import CostModel, TableCost
-from adasim.calibration.profile import Profile
+from adasim.calibration.cost import TableCost
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.identity import EngineIdentity, fingerprint, processor
 from adasim.policies.base import Policy
-from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
 from adasim.real.asked import (
     chat_encoder,
@@ -28,6 +26,7 @@ from adasim.real.asked import (
     with_random_tokens,
     with_texts,
 )
+from adasim.real.engine_backend import EngineBackend
 from adasim.real.sampling import Forced, Sampling
 from adasim.real.sglang_client.api import Api, Gone, Refused
 from adasim.real.sglang_client.collector import Collector
@@ -41,13 +40,13 @@ from adasim.real.sglang_client.traffic import Sender, Traffic
 from adasim.real.sglang_plugin.orders import Orders, Play
 from adasim.records import CutShort, Records
 from adasim.serving.kv import KvMemory
-from adasim.types import Component, EngineCaps, Request
+from adasim.types import EngineCaps, Request
 from adasim.workload import Workload
 
 _runs = count()
 
 
-class SglangBackend(Component):
+class SglangBackend(EngineBackend):
     """SGLang with adasim's plugin, on this machine or at a URL.
 
     Requests take prompts of their domains (``prompt_len`` is ignored) and ask for ``output_len`` tokens. Without ``url``
@@ -95,15 +94,10 @@ class SglangBackend(Component):
     cost: AnyCost | None = None
     profile: str | None = None
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
-    _believed: CostModel | None = PrivateAttr(default=None)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = []
-        if self.profile is not None and self.cost is not None:
-            problems.append("give cost or profile, not both")
-        else:
-            self._believed = self.cost if self.profile is None else Profile.load(self.profile).cost
+        problems = self._believe(self.cost, self.profile)
         if self.kv.blocks is None:
             problems.append("kv.blocks: is missing; a server's memory has a size (its max_total_num_tokens / page_size)")
         if self.kv.prefix_cache:
@@ -118,21 +112,6 @@ class SglangBackend(Component):
         if problems:
             raise ValueError("; ".join(problems))
         return self
-
-    @property
-    def mark(self) -> str:
-        """How a report marks numbers of this backend."""
-        return "measured"
-
-    @property
-    def calibration(self) -> None:
-        """A real engine needs none."""
-        return None
-
-    @property
-    def inputs(self) -> dict[str, Component]:
-        """No model decides the outcome: all is measured. A cost model only informs policies."""
-        return {} if self._believed is None else {"cost": self._believed}
 
     def identity(self) -> EngineIdentity:
         """Where this engine's numbers come from; what the server resolved its arguments to, once it runs.
@@ -176,14 +155,6 @@ class SglangBackend(Component):
             provides=frozenset(provides | ({"cost"} if self._believed is not None else set())),
             cost=self._believed,
         )
-
-    def check_policy(self, policy: Policy) -> None:
-        """Refuse a policy that needs what this engine lacks.
-
-        Raises:
-            InputError: what is missing, or which field does not fit.
-        """
-        PolicyDriver(policy, self.caps())
 
     def check_workload(self, workload: Workload, seed: int) -> None:
         """Refuse what cannot run.
