@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from adasim.calibration.luck import Luck
+from adasim.cli import main
 from adasim.plan import Plan, expand
 from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
@@ -24,6 +25,15 @@ FREE_COST: dict[str, Any] = {
     "model": "qwen3-8b",
     "draft": {"kind": "linear", "base_ms": 1.0},
 }
+
+
+def adasim(*arguments: object) -> int:
+    """Exit code of one call of the command line in this process."""
+    try:
+        main([str(a) for a in arguments])
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    return 0
 
 
 def config(**fields: Any) -> dict[str, Any]:

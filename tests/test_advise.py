@@ -27,11 +27,10 @@ from adasim.calibration.kernel_tables import BATCHES, kernel_cost
 from adasim.calibration.specs import MODELS
 from adasim.calibration.survival import AnyCurve, Geometric
 from adasim.calibration.throughput_table import Row
-from adasim.cli import main
 from adasim.errors import InputError
 from adasim.story import design
 from adasim.tables import GOODPUT, summarise, with_speedup
-from tests.build import closed, plan
+from tests.build import adasim, closed, plan
 
 BASE, TOKEN, DRAFT, ALPHA = 10.0, 0.5, 1.0, 0.6
 CROSSES = (ALPHA * BASE - DRAFT) / (TOKEN * (1 - ALPHA))  # one draft: tau (BASE + n t) = BASE + DRAFT + 2 n t; n = 25
@@ -52,14 +51,6 @@ SMALL = [
 ]
 CPU = Path(__file__).parents[1] / "reports" / "cpu_validation" / "profile.yaml"
 BENCH = "batch,k,tok_s,accept_length\n1,0,100,\n8,0,700,\n64,0,3600,\n1,3,210,2.6\n8,3,1150,2.6\n"
-
-
-def adasim(*arguments: str | Path) -> int:
-    try:
-        main([str(a) for a in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def profile(tmp_path: Path, name: str = "hand", **changes: Any) -> Path:

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from adasim.cli import main
 from adasim.deploy import canary as canaries
 from adasim.deploy.blocks import Half, order_of
 from adasim.deploy.canary import Canary
@@ -17,7 +16,7 @@ from adasim.deploy.client import Ask, Reply, Server
 from adasim.deploy.traffic import of_file, of_scenario
 from adasim.errors import InputError
 from adasim.scenario import validate
-from tests.build import backend, closed, config
+from tests.build import adasim, backend, closed, config
 from tests.fake_server import Fake, serving
 
 FAST, SLOW = 0.05, 0.3  # far apart, and far above what a busy machine adds
@@ -25,11 +24,7 @@ QUICK = ("--blocks", 5, "--block-size", 2, "--clients", 2, "--tokens", 5)
 
 
 def run(*arguments: object) -> int:
-    try:
-        main(["deploy", *map(str, arguments)])
-    except SystemExit as error:
-        return int(error.code or 0)
-    return 0
+    return adasim("deploy", *arguments)
 
 
 def compared(capsys: pytest.CaptureFixture[str], a: Fake, b: Fake, *more: object) -> tuple[int, dict[str, Any]]:

@@ -14,14 +14,13 @@ import numpy as np
 import pytest
 import yaml
 
-from adasim.cli import main
 from adasim.experiment import Failure, run_trial
 from adasim.plan import Trial
 from adasim.policies.base import Policy
 from adasim.policies.fixed import Fixed
 from adasim.scenario import packaged
 from adasim.types import BatchView, DraftView, IntArray
-from tests.build import closed, config
+from tests.build import adasim, closed, config
 
 SMALL = ["--set", "sweep.workload.concurrency=[2]", "--set", "seeds=[0]"]
 SWEEPS = ("angelslim_qwen3_30b", "autospec_glm47", "autospec_qwen3_235b", "dspark_v4pro")
@@ -84,15 +83,6 @@ SHRINK = {
         *["--set", "policies=[{kind: fixed, verify_len: 8}]"],
     ],
 }
-
-
-def adasim(*arguments: str | Path) -> int:
-    """Exit code of one call in this process."""
-    try:
-        main([str(a) for a in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ import yaml
 from adasim.calibration.memory import GpuMemory
 from adasim.calibration.parallel import Split
 from adasim.calibration.specs import HARDWARE, MODELS
-from adasim.cli import main
 from adasim.deploy.launch import launch
 from adasim.deploy.memory import needs, specs_of
 from adasim.deploy.prediction import RATIO, predict
@@ -20,17 +19,13 @@ from adasim.errors import InputError
 from adasim.exports.source import Asked, Source, read_source
 from adasim.policies.fixed import Fixed
 from adasim.real.sglang_plugin.settings import read_settings
-from tests.build import backend, config
+from tests.build import adasim, backend, config
 
 POLICIES = [{"kind": "off"}, {"kind": "fixed", "verify_len": 4}, {"kind": "head", "name": "head"}]
 
 
 def run(*arguments: object) -> int:
-    try:
-        main(["deploy", *map(str, arguments)])
-    except SystemExit as error:
-        return int(error.code or 0)
-    return 0
+    return adasim("deploy", *arguments)
 
 
 def written(folder: Path, **fields: Any) -> str:

@@ -11,7 +11,6 @@ import yaml
 from adasim import metrics
 from adasim.calibration.cost import TableCost
 from adasim.calibration.formula import FormulaCost
-from adasim.cli import main
 from adasim.errors import InputError
 from adasim.exports import sglang, sps, vllm
 from adasim.exports.best_k import Range, Rates, ranges, rates, tokens_per_round
@@ -24,7 +23,7 @@ from adasim.policies.fixed import Fixed
 from adasim.policies.schedule import Schedule
 from adasim.real.sglang_plugin.settings import parse_settings, read_settings
 from adasim.scenario import validate
-from tests.build import backend, closed, config, simulate
+from tests.build import adasim, backend, closed, config, simulate
 
 HALF = np.array([[0.5, 0.25]])
 TEN = FormulaCost(base_ms=10, per_token_ms=1)
@@ -40,11 +39,7 @@ MIXED = {"easy": {"kind": "geometric", "alpha": 0.9}, "hard": {"kind": "geometri
 
 
 def run(*arguments: object) -> int:
-    try:
-        main(["export", *map(str, arguments)])
-    except SystemExit as error:
-        return int(error.code or 0)
-    return 0
+    return adasim("export", *arguments)
 
 
 def written(folder: Path, **fields: Any) -> str:

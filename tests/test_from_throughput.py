@@ -13,7 +13,7 @@ from adasim.calibration.randomized import fits, freedom
 from adasim.calibration.roofline import RooflineCost
 from adasim.calibration.survival import Fading, fading, tau
 from adasim.calibration.throughput_files import read_throughput
-from adasim.calibration.throughput_profile import as_yaml, calibrate_throughput, doubts
+from adasim.calibration.throughput_profile import as_yaml, doubts, fitted_profile
 from adasim.calibration.throughput_table import Row
 from adasim.calibration.world import NAMES, Cells, Worlds
 from adasim.cli import main
@@ -265,7 +265,7 @@ def test_a_profile_runs_as_predicted(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "does not tell" in says
     assert "measured with 3 drafts; more than 3 are extrapolated" in says
     profile = Profile.load(str(out))
-    assert profile == calibrate_throughput([path], "thin", about={"hardware": "H100"})
+    assert profile == fitted_profile([path], "thin", about={"hardware": "H100"})[0]
     assert as_yaml(profile) == out.read_text()
     assert profile.uncertainty.acceptance is not None
     assert 0 < profile.uncertainty.acceptance < 0.2
@@ -296,7 +296,7 @@ def main_ok(arguments: list[str]) -> None:
 def test_trees_become_drafters(tmp_path: Path) -> None:
     text = "batch,k,steps,top_k,tok_s,accept_length\n1,0,,,200,1\n1,15,4,4,190,2.5\n8,0,,,700,1\n8,15,4,4,690,2.5\n"
     path = written(tmp_path, text)
-    profile = calibrate_throughput([path], "trees")
+    profile, _ = fitted_profile([path], "trees")
     tree = profile.drafters["4x4 of 16"]
     assert tree.max_draft_len == 15
     assert isinstance(tree.acceptance, CurveAcceptance)
@@ -311,7 +311,7 @@ def test_trees_become_drafters(tmp_path: Path) -> None:
 def test_accept_lengths_alone_are_no_profile(tmp_path: Path) -> None:
     path = written(tmp_path, "k,accept_length\n1,1.8\n3,2.4\n")
     with pytest.raises(InputError, match="accept lengths alone give no cost"):
-        calibrate_throughput([path], "x")
+        fitted_profile([path], "x")
 
 
 def test_doubtful_rows_are_named() -> None:

@@ -6,18 +6,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from adasim.cli import main
 from adasim.traces import read_trace
 from tests import import_samples as samples
+from tests.build import adasim
 
 
 def run(*arguments: object) -> int:
-    """Exit code."""
-    try:
-        main(["import", *map(str, arguments)])
-    except SystemExit as error:
-        return int(error.code or 0)
-    return 0
+    return adasim("import", *arguments)
 
 
 def test_what_was_found_is_shown(

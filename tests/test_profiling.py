@@ -30,8 +30,7 @@ from adasim.real.weights import RANDOM  # noqa: E402
 from adasim.records import Records  # noqa: E402
 from adasim.scenario import validate  # noqa: E402
 from adasim.workload import Workload  # noqa: E402
-from tests.build import config  # noqa: E402
-from tests.test_cli import adasim  # noqa: E402
+from tests.build import adasim, config  # noqa: E402
 
 BLOCK = 8
 KNOWN = FormulaCost(

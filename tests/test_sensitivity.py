@@ -8,21 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from adasim.cli import main
 from adasim.errors import InputError
 from adasim.plan import Plan, Trial
 from adasim.sensitivity import FLIPS, HOLDS, UNSURE, Move, Run, break_even, moves_of, study
 from adasim.sensitivity_report import answer, by_input
-from tests.build import FREE_COST, backend, closed, plan
-
-
-def adasim(*arguments: str | Path) -> int:
-    try:
-        main([str(a) for a in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
-
+from tests.build import FREE_COST, adasim, backend, closed, plan
 
 THREE = [{"kind": "off"}, {"kind": "fixed", "verify_len": 4}, {"kind": "head"}]
 

@@ -11,14 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from adasim.cli import main
 from adasim.errors import InputError
 from adasim.plan import Plan, Trial
 from adasim.search import Tune, add_search, spaced
 from adasim.tables import THROUGHPUT
 from adasim.tuning import ALIKE, BEST, FAILED, OVER, WORSE, Point, Run, candidates_of, halve, ladder, seeds_of, shortened
 from adasim.tuning_report import answer, pareto
-from tests.build import closed, plan
+from tests.build import adasim, closed, plan
 
 Truth = Callable[[dict[str, Any]], float]  # a policy's fields -> output tokens per second
 
@@ -258,14 +257,6 @@ def test_the_frontier_is_what_nothing_beats() -> None:
         assert not (k and beaten)
         assert beaten or any(q and pairs[i] == (r, t) for i, q in enumerate(kept))
     assert not pareto(np.array([1.0, nan]), np.array([nan, 1.0])).any()
-
-
-def adasim(*arguments: str | Path) -> int:
-    try:
-        main([str(a) for a in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 SMALL = ["--set", "sweep.workload.concurrency=[2]", "--set", "policies=[{kind: head}, {kind: fixed}]", "--workers", "1"]

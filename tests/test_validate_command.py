@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from adasim.calibration.fitted_on import FittedRun, cell_of
-from adasim.cli import main
 from adasim.errors import InputError
 from adasim.experiment import Failure, run_trial
 from adasim.identity import EngineIdentity
@@ -19,18 +18,11 @@ from adasim.plan import Trial
 from adasim.validation.measured import table_of
 from adasim.validation.run import runs_of
 from adasim.validation.study import check_engine, check_runs, examine, fitted_cells
+from tests.build import adasim
 from tests.validating import COST, measured, plan, profile, raw
 
 SMALL = {"sweep": {"workload.concurrency": [1, 4]}, "seeds": [0, 1], "validation": {"replications": 2}}
 LOOSE = {"throughput_mae": 0.5, "throughput_worst": 0.9, "tau": 0.5, "tpot_p50": 0.9, "tpot_p95": 0.9}
-
-
-def adasim(*arguments: str | Path) -> int:
-    try:
-        main([str(a) for a in arguments])
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    return 0
 
 
 def files(folder: Path, *, predicts: dict[str, Any] | None = None, **fields: Any) -> list[str | Path]:

@@ -15,9 +15,8 @@ from adasim.tolerances import Validation
 from adasim.validation.run import Run
 from adasim.validation.twin import Twin
 from adasim.validation.watch import Cusum, Moved, Watcher, _simulated, in_words
-from tests.build import closed, config
+from tests.build import adasim, closed, config
 from tests.recordings import ENGINE, record
-from tests.test_cli import adasim
 from tests.validating import acceptance, measured, plan, profile, raw
 
 MIXED = {"kind": "closed", "concurrency": 4, "requests": 32, "domains": {"code": 1.0, "chat": 1.0}}

@@ -39,19 +39,6 @@ SHOWN = {
 ABOUT = ("source", "hardware", "model", "engine", "date")  # of a profile's provenance
 
 
-def calibrate_throughput(
-    paths: Sequence[Path],
-    name: str,
-    *,
-    about: Mapping[str, str] | None = None,
-    only: str | None = None,
-    concurrency: int | None = None,
-    one_pass: bool = False,
-) -> Profile:
-    """See :func:`fitted_profile`."""
-    return fitted_profile(paths, name, about=about, only=only, concurrency=concurrency, one_pass=one_pass)[0]
-
-
 def fitted_profile(
     paths: Sequence[Path],
     name: str,

@@ -19,7 +19,7 @@ def from_throughput(paths: Sequence[Path], out: Path, settings: Sequence[str], *
     Raises:
         InputError: a setting that does not exist, or what is wrong with the files.
     """
-    from adasim.calibration.throughput_profile import ABOUT, as_yaml, calibrate_throughput
+    from adasim.calibration.throughput_profile import ABOUT, as_yaml, fitted_profile
     from adasim.errors import InputError
     from adasim.files import to_json, write_atomic
 
@@ -38,7 +38,7 @@ def from_throughput(paths: Sequence[Path], out: Path, settings: Sequence[str], *
     if problems:
         raise InputError(*problems)
     batch = None if load is None else int(load)
-    profile = calibrate_throughput(paths, out.stem, about=told, only=only, concurrency=batch, one_pass=one_pass == "true")
+    profile, _ = fitted_profile(paths, out.stem, about=told, only=only, concurrency=batch, one_pass=one_pass == "true")
     write_atomic(out, as_yaml(profile))
     if as_json:
         typer.echo(to_json(profile.model_dump(mode="json")), nl=False)
