@@ -166,7 +166,17 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     """Run a trial, whose scenario is ``scenario``, and write its records and metrics into ``folder``."""
     began_s = time.time()
     records = scenario.backend.run(scenario.workload, scenario.policies[0], trial.seed)
-    ended_s = time.time()
+    write_results(trial, scenario, records, (began_s, time.time()), folder, trace=trace)
+
+
+def write_results(
+    trial: Trial, scenario: Scenario, records: Records, wall_s: tuple[float, float], folder: Path, *, trace: bool
+) -> None:
+    """Write a run's records and metrics; ``wall_s``: Unix seconds of its begin and end.
+
+    Raises:
+        InputError: no part of it is left to be measured.
+    """
     part, warmup, found = window_of(records, scenario)
     if part.seconds <= 0:
         finished = int(records.requests["finish_s"].notna().sum())
@@ -198,7 +208,7 @@ def execute(trial: Trial, scenario: Scenario, folder: Path, *, trace: bool) -> N
     parts = {"policy": scenario.policies[0], "workload": scenario.workload, "backend": scenario.backend}
     facts["config"] = {name: part.model_dump(mode="json") for name, part in parts.items()}
     if (engine := _identity(scenario)) is not None:
-        facts |= {"engine": engine, "began_s": began_s, "ended_s": ended_s}  # Unix: what ran beside it?
+        facts |= {"engine": engine, "began_s": wall_s[0], "ended_s": wall_s[1]}  # what ran beside it?
     write_atomic(folder / "trial.json", to_json(facts))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from math import nan
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -90,6 +91,7 @@ class RoundRecord(NamedTuple):
     accept_len: float  # what the length head reported, tokens with the anchor counted; NaN: nobody asked
     whole: bool  # drawn by chance to be drafted and verified in full, whatever the policy said
     draft_version: int
+    confidence: float = nan  # drafts that confidences said would be accepted, of those made; NaN: nobody asked
 
 
 class VersionRecord(NamedTuple):

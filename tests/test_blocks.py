@@ -102,7 +102,11 @@ def test_a_real_engine_rehearses_before_anything_counts(tmp_path: Path, monkeypa
         seen.append((trial.policy, trial.config["workload"]["requests"], folder))
         return None
 
+    def log_turns(trials: list[Trial], folder: Path) -> list[Failure | None]:
+        return [log(t, folder) for t in trials]
+
     monkeypatch.setattr("adasim.executors.run_trial", log)
+    monkeypatch.setattr("adasim.validation.blocks.run_in_turns", log_turns)
     Measuring(out, Validation()).run(blocks)
     assert [s[:2] for s in seen[:3]] == [("off", 2), ("fixed 2", 2), ("off", 9)]
     assert seen[0][2] == seen[1][2] != out == seen[2][2]

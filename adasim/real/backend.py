@@ -35,6 +35,7 @@ from adasim.real.asked import (
 from adasim.real.engine_backend import EngineBackend
 from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
+from adasim.real.turns import Stopwatch, Turns, to_the_end
 from adasim.records import Records
 from adasim.serving.admission import Admission
 from adasim.serving.drift import drift_events
@@ -155,6 +156,18 @@ class TorchBackend(EngineBackend):
 
     def serve(self, workload: Workload, policy: Policy, seed: int) -> tuple[Records, list[list[int]]]:
         """Serve one run; also returns the output tokens of every request."""
+        return to_the_end(self._serving(workload, policy, seed))
+
+    def takes_turns(self, workload: Workload) -> bool:
+        """Closed loops can wait between steps; arrivals, and a trainer in a process of its own, do not."""
+        return workload.clients is not None and not (self.opd is not None and self.opd.enabled)
+
+    def turns(self, workload: Workload, policy: Policy, seed: int) -> Turns[Records]:
+        """See :meth:`EngineBackend.turns`."""
+        return (yield from self._serving(workload, policy, seed))[0]
+
+    def _serving(self, workload: Workload, policy: Policy, seed: int) -> Turns[tuple[Records, list[list[int]]]]:
+        """Serve one run; stops after every step, and its clock with it."""
         import torch
 
         from adasim.real.engine import Engine
@@ -174,7 +187,7 @@ class TorchBackend(EngineBackend):
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
         recorder = Recorder(domains, caps.block, rounds=True)
         with self._distiller(start, target, domains, _folder_name(f"{policy.label}-{seed}")) as distiller:
-            began = time.perf_counter()
+            clock = Stopwatch()
             engine = Engine(
                 target,
                 drafter,
@@ -191,12 +204,17 @@ class TorchBackend(EngineBackend):
                 forced=self.forced,
                 collector=distiller.collector if distiller else None,
                 full_verify_share=self.opd.full_verify_share if self.opd else 0.0,
-                clock=lambda: time.perf_counter() - began,
+                clock=clock,
             )
             lives, events = admission.lives, recorder.events
             monitor = Monitor(self.alarm, domains, lambda: recorder.draft_version, events) if self.alarm else None
             watch = (lambda i: monitor.on_finish(Finished.of(lives, i))) if monitor else _nothing
-            _play(engine, workload, requests, watch, (lambda: distiller.poll(engine)) if distiller else _nothing)
+            between = (lambda: distiller.poll(engine)) if distiller else _nothing
+            for share in _play(engine, workload, requests, watch, between):
+                clock.stop()
+                yield share
+                torch.set_num_threads(self.threads)
+                clock.go_on()
         if distiller is not None or monitor is not None:
             recorder.events += drift_events(workload, requests, admission.lives)
             recorder.events.sort(key=lambda event: event.time_s)
@@ -294,14 +312,17 @@ def _play(
     requests: list[Request],
     watch: Callable[[int], None],
     between: Callable[[], None],
-) -> None:
+) -> Iterator[float]:
     """Send requests as the workload says and run the engine until the last one it waits for has finished.
+
+    Yields the share of all output tokens that are there, after every step.
 
     Args:
         watch: called with every request that finished.
         between: called after every step.
     """
     admission, sent, finished = engine.admission, 0, 0
+    lives = admission.lives
     clients, drain = workload.clients, getattr(workload, "drain", True)
 
     def send(count: int) -> None:
@@ -327,3 +348,4 @@ def _play(
         finished += done
         if clients is not None:
             send(done)
+        yield float(lives.done.sum() / lives.want.sum())

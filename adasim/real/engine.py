@@ -180,7 +180,7 @@ class Engine:
         if self.recorder.rounds is not None:
             self.recorder.rounds.add(
                 view.step, view.request_ids, self.admission.lives, draft_lens, verify_lens, run, proposal.accept_len,
-                whole, self.recorder.draft_version,
+                whole, self.recorder.draft_version, proposal.survival,
             )  # fmt: skip
         self.admission.land(view.request_ids, draft_lens, verify_lens, run, now, self.recorder)
         self.admission.lives.draft_version[view.request_ids] = self.recorder.draft_version

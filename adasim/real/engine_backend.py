@@ -8,7 +8,10 @@ from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
+from adasim.real.turns import Turns
+from adasim.records import Records
 from adasim.types import Component, EngineCaps
+from adasim.workload import Workload
 
 
 class EngineBackend(Component):
@@ -37,6 +40,17 @@ class EngineBackend(Component):
     def inputs(self) -> dict[str, Component]:
         """No model decides the outcome: all is measured. A cost model only informs policies."""
         return {} if self._believed is None else {"cost": self._believed}
+
+    def takes_turns(self, workload: Workload) -> bool:
+        """Whether runs of this workload can stop between steps."""
+        return False
+
+    def turns(self, workload: Workload, policy: Policy, seed: int) -> Turns[Records]:
+        """Serve one run that stops after every step, where :meth:`takes_turns` says so.
+
+        Its clock stands still while it is stopped.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def caps(self) -> EngineCaps:

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from adasim.errors import InputError
-from adasim.executors import Local, Outcome
-from adasim.experiment import TRIALS
+from adasim.executors import Interrupted, Local, Outcome
+from adasim.experiment import TRIALS, tidy
 from adasim.plan import Plan, Trial
 from adasim.tolerances import Validation
+from adasim.turns import run_in_turns, take_turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,14 @@ def blocks_of(plan: Plan) -> list[Block]:
 
 @dataclass(slots=True)
 class Measuring:
-    """Runs what is missing of blocks: a reference, a few policies, a reference, and so on.
+    """Runs what is missing of blocks: a few policies beside a reference, and so on.
+
+    Engines that can stop between steps serve them in turns, step by step. Others serve a reference, the policies one
+    after another, and a reference again.
 
     Attributes:
         out: a folder that is ready.
-        settings: how many policies stand between references, and how old a reference may be.
+        settings: how many policies stand beside a reference, and how old a reference may be.
         budget_s: no part is begun that would end later, by what the longest took; None = all is run.
         advance: called after every policy's run.
         clock: Unix seconds.
@@ -97,12 +101,27 @@ class Measuring:
                 yield block, todo[first : first + self.settings.pair]
 
     def _part(self, block: Block, part: list[Trial]) -> None:
+        if take_turns([block.reference, *part]):
+            self._in_turns(block, part)
+            return
         if not self._fresh(block) and not self._reference(block):
             return
         for trial in part:
             self._run(trial)
             self.advance()
         self._reference(block)
+
+    def _in_turns(self, block: Block, part: list[Trial]) -> None:
+        """The part beside a reference of its own, step by step."""
+        reference = replace(block.reference, repeat=len(block.references(self.out)))
+        try:
+            failed = run_in_turns([reference, *part], self.out)
+        except KeyboardInterrupt as error:
+            tidy(self.out)
+            raise Interrupted from error
+        self.outcome.failures += [f for f in failed if f is not None]
+        for _ in part:
+            self.advance()
 
     def _fresh(self, block: Block) -> bool:
         """Whether the block has a reference that is young enough."""
