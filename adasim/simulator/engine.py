@@ -250,7 +250,7 @@ class Engine:
         if "accept_len" in sees:
             draft.accept_len = luck.report(domains, signal)
         if "survival" in sees or "margin" in sees:
-            survival = luck.survival(domains, signal)
+            survival = luck.survival(domains, luck.confident(ids, at, run, signal))
             draft.survival = survival if "survival" in sees else None
             draft.margin = luck.margin(survival) if "margin" in sees else None
         return run, signal, draft

@@ -10,6 +10,7 @@ import pandas as pd
 
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Adjust
+from adasim.calibration.estimate.confidence import confidence_of
 from adasim.calibration.estimate.head import head_of
 from adasim.calibration.estimate.survival import survival_of
 from adasim.calibration.head_quality import HeadQuality
@@ -37,7 +38,7 @@ def own_acceptance(blocks: pd.DataFrame, model: CurveAcceptance, max_draft_len: 
 
 
 def own_head(rounds: pd.DataFrame | None, head: HeadQuality, survival: Mapping[str, FloatArray]) -> HeadQuality | None:
-    """Bias and noise of the length head's reports in recorded rounds, in the form of ``head``; None: too few.
+    """Heads as recorded rounds show them, in the form of ``head``: the length head's reports, confidences; None: too few.
 
     What a policy cut by the report itself does no harm: see :func:`~adasim.calibration.estimate.head.fit_head`.
 
@@ -49,10 +50,15 @@ def own_head(rounds: pd.DataFrame | None, head: HeadQuality, survival: Mapping[s
     if rounds is None:
         return None
     known = rounds[rounds["domain"].isin(list(survival))]
-    found = head_of(known, len(next(iter(survival.values()))), survival, head.reports)
-    if found is None or found.measured is None:
-        return None if found is None else head.model_copy(update={"noise": found.noise, "bias": found.bias})
-    return head.model_copy(update={"measured": (head.measured or {}) | found.measured})
+    depth, updates = len(next(iter(survival.values()))), dict[str, object]()
+    found = head_of(known, depth, survival, head.reports)
+    if found is not None and found.measured is None:
+        updates = {"noise": found.noise, "bias": found.bias}
+    elif found is not None and found.measured is not None:
+        updates = {"measured": (head.measured or {}) | found.measured}
+    if head.confidence is not None and (sure := confidence_of(known, depth, survival)):
+        updates["confidence"] = head.confidence | sure
+    return head.model_copy(update=updates) if updates else None
 
 
 @dataclass(slots=True)
