@@ -8,7 +8,7 @@ import pandas as pd
 from scipy.optimize import minimize
 
 from adasim.calibration.estimate.head import LEAST_ROUNDS, MOST_ROUNDS
-from adasim.calibration.estimate.head_likelihood import BIAS, NOISE, ODD, SETTLED, HeadLikelihood
+from adasim.calibration.estimate.head_likelihood import BIAS, NOISE, ODD, HeadLikelihood
 from adasim.calibration.estimate.head_reports import Seen, seen_in
 from adasim.calibration.estimate.part import FittedPart, interval, residual, weights
 from adasim.calibration.estimate.recording import RecordedTrial, at_most, max_draft_len, rounds_with
@@ -17,6 +17,7 @@ from adasim.types import FloatArray
 
 LEAST_TEXTS = 5  # of a domain
 LOOKS = 300  # that the distribution of sums is computed for
+CLOSE = 0.01  # of bias and of the logarithm of noise: far less than their intervals
 LEAST_GAP = 1e-9  # between sums of neighbouring looks
 LEVELS = np.linspace(0.025, 0.975, 20)  # quantiles of sums that the report shows
 BINS = 8  # of sums, equally many rounds each, that the report shows
@@ -161,7 +162,7 @@ def _claims(sums: FloatArray, weight: FloatArray, mass: FloatArray, start: Confi
 
     first = np.array([np.log(start.claims or start.noise), start.bias])
     simplex = first + np.array([[0.0, 0.0], [0.2, 0.0], [0.0, 0.2]])
-    options: Any = {"xatol": SETTLED, "fatol": 0.01, "initial_simplex": simplex}
+    options: Any = {"xatol": CLOSE, "fatol": 0.1, "initial_simplex": simplex}
     return at(minimize(unlikely, first, method="Nelder-Mead", options=options).x)
 
 
