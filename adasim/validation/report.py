@@ -99,8 +99,8 @@ def _order(found: Findings, settings: Validation) -> str:
     if ages.notna().all() and (ages == 0).all():
         return (
             f"Up to {settings.pair} policies and plain decoding take turns of {TURN_S:g} s on the engine, on clocks of "
-            "their own; who is least far goes next, so that all begin and end together. Every point comes once before any "
-            "twice. A run is divided by the plain decoding beside it."
+            "their own; the one least far goes next, so that all begin and end together. Every point comes once before "
+            "any twice. A run is divided by the plain decoding beside it."
         )
     age = f"{ages.max():.0f} s at most" if ages.notna().any() else "in no known order"
     return (
