@@ -162,6 +162,7 @@ class Engine:
             reads_head=self.driver.reads_draft,
             drafter_loaded=self.driver.policy.loads_drafter,
             eager=self.driver.is_eager(verify_lens),
+            ragged=verified < n * longest,
         )
         if self.trainer is not None:
             assert signal is not None

@@ -117,6 +117,7 @@ class Span:
             draft_s, verify_s, overhead_s, prefill_s = step(
                 n, positions, tokens, context,
                 longest_draft=draft_len, reads_head=reads, drafter_loaded=loaded, eager=eager,
+                ragged=tokens < n * longest,
             )  # fmt: skip
             end_s = start_s + (draft_s + verify_s + overhead_s + prefill_s)
             starts.append(end_s)
