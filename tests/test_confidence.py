@@ -91,6 +91,7 @@ def test_domains_that_were_not_measured_stay_as_they_are() -> None:
             for more in ({}, {"confidence": {"chat": TRUTH["chat"]}})
         )
         assert without is not None
+        assert beside is not None
         assert without.equals(beside)
 
 
@@ -99,6 +100,7 @@ def test_length_heads_do_not_see_confidences() -> None:
         simulate(Head(), backend=engine(more), workload=WORK).rounds for more in ({}, {"confidence": TRUTH})
     )
     assert without is not None
+    assert beside is not None
     assert without.equals(beside)
 
 

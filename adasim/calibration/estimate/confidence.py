@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 
 from adasim.calibration.estimate.head import LEAST_ROUNDS, MOST_ROUNDS
 from adasim.calibration.estimate.head_likelihood import BIAS, NOISE, ODD, HeadLikelihood
-from adasim.calibration.estimate.head_reports import Seen, seen_in
+from adasim.calibration.estimate.head_reports import Seen, quantiles_of, seen_in
 from adasim.calibration.estimate.part import FittedPart, interval, residual, weights
 from adasim.calibration.estimate.recording import RecordedTrial, at_most, max_draft_len, rounds_with
 from adasim.calibration.head_quality import SIGNAL_MARGIN, Confidence, HeadQuality
@@ -206,6 +206,7 @@ def _quantiles(model: Mapping[str, Confidence], likelihood: HeadLikelihood, roun
         claims = at.claims or at.noise
         looks, rank = _looks(claims, mass)
         fitted = np.interp(LEVELS, rank, _sums(looks + at.bias, claims, mass))
-        seen = np.quantile(rounds.loc[rounds["domain"] == name, "confidence"], LEVELS)
+        mine = rounds[rounds["domain"] == name]
+        seen = quantiles_of(mine["confidence"].to_numpy(), mine["share"].to_numpy(), LEVELS)
         parts.append(pd.DataFrame({"domain": name, "share": LEVELS, "recorded": seen, "fitted": fitted}))
     return pd.concat(parts, ignore_index=True)

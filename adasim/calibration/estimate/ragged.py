@@ -1,5 +1,8 @@
 """How much longer verification takes where requests verify different lengths."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -34,7 +37,7 @@ def ragged_share(table: pd.DataFrame, seed: int) -> Estimate | None:
     return share if share.low > 0 else share.model_copy(update={"value": 0.0})
 
 
-def _ratio(row: dict[str, float], even: pd.DataFrame) -> float:
+def _ratio(row: Mapping[Any, Any], even: pd.DataFrame) -> float:
     """Of a ragged cell to equal lengths; NaN: none are near."""
     near = even[
         (even["batch"] == row["batch"])
@@ -46,7 +49,7 @@ def _ratio(row: dict[str, float], even: pd.DataFrame) -> float:
     if low.empty or high.empty or high.index[0] > WIDEST * low.index[-1]:
         return np.nan
     ends = [low.index[-1], high.index[0]], [low.iloc[-1], high.iloc[0]]
-    return row["ms"] / float(np.interp(row["tokens"], *ends))
+    return float(row["ms"]) / float(np.interp(row["tokens"], *ends))
 
 
 def _median(values: FloatArray, weight: FloatArray) -> float:
