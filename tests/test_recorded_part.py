@@ -1,7 +1,6 @@
 """A profile can be fitted on some of the recorded runs, and says on which."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
