@@ -48,12 +48,15 @@ def _drawn(lives: IntArray, index: int, grades: Int16Array, noise: FloatArray, d
 def _round(
     lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
     draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
-    block_tokens: int, shift: int, blocks: IntArray, row: IntArray,
+    block_tokens: int, shift: int, blocks: IntArray, row: IntArray, looks: FloatArray,
 ) -> int:  # fmt: skip
     """One round, to ``row`` of ``out``. Returns how many have all their tokens now."""
     by_head = verify_len == 0
     reach = limits.shape[1] if by_head else verify_len - 1  # beyond it nobody looks
     taken = context = verified = longest = all_accepted = all_emitted = held = gone = 0
+    if by_head:
+        for i in range(len(ids)):  # a loop of its own: memory is slow, and here nothing waits for it
+            looks[i] = noise[lives[ids[i], BASE] + lives[ids[i], DONE]]
     for i in range(len(ids)):
         life = lives[ids[i]]
         context += life[CONTEXT]
@@ -64,7 +67,7 @@ def _round(
             run += 1
         length = verify_len
         if by_head:
-            scaled = gamma * (1 + (run + bias + scale * noise[at]) - anchor)
+            scaled = gamma * (1 + (run + bias + scale * looks[i]) - anchor)
             whole = np.floor(scaled) if floor else np.rint(scaled)
             length = min(int(max(whole + anchor, least)), draft_len + 1)
         accepted = min(run, length - 1)
@@ -167,13 +170,14 @@ def rounds(
         shift += 1
     shift = shift if 1 << shift == block_tokens else -1
     most = len(ids) * (draft_len // block_tokens + 1)  # blocks that a round can take
+    looks = np.empty(len(ids))
     count = moved = gone = 0
     while count < len(out):
         if free < most and _taken(lives, ids, draft_len, block_tokens, shift) > free:
             break
         gone = _round(
             lives, ids, grades, limits, noise, draft_len, verify_len, gamma, anchor, floor, least, bias, scale,
-            block_tokens, shift, blocks, out[count],
+            block_tokens, shift, blocks, out[count], looks,
         )  # fmt: skip
         free -= out[count, 6]
         count += 1
