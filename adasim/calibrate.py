@@ -12,6 +12,7 @@ from typing import Any
 from adasim.calibration.acceptance import CurveAcceptance, RecordedAcceptance
 from adasim.calibration.adjust import Uncertainty
 from adasim.calibration.estimate.acceptance import fit_acceptance
+from adasim.calibration.estimate.confidence import fit_confidence
 from adasim.calibration.estimate.cost import join_cost, left_out, parts_of
 from adasim.calibration.estimate.head import fit_head
 from adasim.calibration.estimate.learning import fit_learning
@@ -34,7 +35,7 @@ class Calibration:
 
     Attributes:
         profile: as it is written.
-        parts: verify, draft, prefill, overhead, acceptance, head, learning.
+        parts: verify, draft, prefill, overhead, acceptance, head, confidence, learning.
         recording: what was fitted.
     """
 
@@ -61,7 +62,9 @@ def calibrate(recording: Recording, name: str, *, acceptance: str = "curves", se
     fits: list[Callable[[], dict[str, FittedPart[Any]]]] = [
         lambda: parts_of(trials, seed),
         lambda: {"acceptance": fit_acceptance(trials, seed)},
-        lambda: {"head": fit_head(trials, seed, _survival(parts, trials)), "learning": fit_learning(trials, seed)},
+        lambda: {"head": fit_head(trials, seed, _survival(parts, trials))},
+        lambda: {"confidence": fit_confidence(trials, seed, _survival(parts, trials))},
+        lambda: {"learning": fit_learning(trials, seed)},
     ]
     for fit in fits:
         try:
@@ -71,7 +74,8 @@ def calibrate(recording: Recording, name: str, *, acceptance: str = "curves", se
     if problems:
         raise InputError(*problems)
     cost = join_cost({name: parts[name] for name in COST_PARTS})
-    curves: CurveAcceptance = parts["acceptance"].model.model_copy(update={"head": parts["head"].model})
+    head = parts["head"].model.model_copy(update={"confidence": parts["confidence"].model or None})
+    curves: CurveAcceptance = parts["acceptance"].model.model_copy(update={"head": head})
     model: CurveAcceptance | RecordedAcceptance = curves
     files: dict[str, str] = {}
     if acceptance == "recorded":
@@ -81,7 +85,7 @@ def calibrate(recording: Recording, name: str, *, acceptance: str = "curves", se
         f"times: {share:+.1%} of what the recorded rounds took is not in the fit of their usual times: pauses of the "
         "machine, and misfit"
     )
-    rest = [parts[n] for n in ("acceptance", "head", "learning")]
+    rest = [parts[n] for n in ("acceptance", "head", "confidence", "learning")]
     fields: dict[str, Any] = {
         "name": name,
         "provenance": _provenance(recording, files),
@@ -119,9 +123,11 @@ def uncertainty(parts: dict[str, FittedPart[Any]]) -> Uncertainty:
     size["correlation"] = min(_half(known["acceptance.correlation"]), LARGEST)
     reach = known["acceptance.range_tokens"]
     size["range_tokens"] = min(max(reach.high / reach.value, reach.value / reach.low), 100.0)
-    head = parts["head"].intervals
-    size["head_noise"] = min(_half(head["head.noise"]) / head["head.noise"].value, LARGEST)
-    size["head_bias"] = min(_half(head["head.bias"]), 30.0)
+    head, sure = parts["head"].intervals, parts["confidence"].intervals  # both are moved together: the widest counts
+    noise = [head["head.noise"], *(e for n, e in sure.items() if n.startswith("confidence.noise."))]
+    bias = [head["head.bias"], *(e for n, e in sure.items() if n.startswith("confidence.bias."))]
+    size["head_noise"] = min(max(_half(e) / e.value for e in noise), LARGEST)
+    size["head_bias"] = min(max(map(_half, bias)), 30.0)
     return Uncertainty(**size)
 
 

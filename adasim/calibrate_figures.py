@@ -31,6 +31,9 @@ CAPTIONS = {
     "tau": "tau of runs of one verify length with 95 % intervals, and what the fitted text says (lines).",
     "head": "Rounds by what the length head reported: tokens emitted (points; size: rounds) and what the fitted head "
     "expects of the same rounds, cut as they were (line).",
+    "confidence": "Left: rounds by the sum of their confidence curve: drafts accepted (points; size: rounds), and what "
+    "the fit expects of the same rounds, cut as they were (line). Right: quantiles of the sums, recorded (points) and "
+    "fitted (line).",
     "context": "tau by context, relative to the same domains and verify lengths at all contexts.",
     "learning": "tau of drafter versions over that as loaded, against training rounds of 128 requests, and the fit.",
 }
@@ -56,6 +59,8 @@ def draw(parts: dict[str, FittedPart[Any]], mark: str) -> dict[str, bytes]:
         pictures["tau"] = lambda: _by_domain(domains, lambda ax, d: _tau(ax, points[f"tau of {d}"]))
     if "head" in points:
         pictures["head"] = lambda: _head(points["head"])
+    if "confidence" in points:
+        pictures["confidence"] = lambda: _confidence(points["confidence"], points["confidence sums"])
     if "context" in points:
         pictures["context"] = lambda: _context(points["context"])
     learned = {n.removeprefix("learning of "): t for n, t in points.items() if n.startswith("learning of ")}
@@ -214,6 +219,24 @@ def _head(table: pd.DataFrame) -> Figure:
     ax.plot(ends, ends, color="0.5", linewidth=1, linestyle=":", label="report = emitted")
     ax.set(xlabel="length head's report, tokens", ylabel="tokens emitted (cut as verified)")
     ax.set_ylim(0, 1.15 * float(max(table["expected"].max(), 1 + table["accepted"].max())))
+    figure.legend(loc="outside right upper", frameon=False)
+    return figure
+
+
+def _confidence(accepted: pd.DataFrame, sums: pd.DataFrame) -> Figure:
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10.6, 4.2), layout="constrained")
+    domains = list(accepted["domain"].unique())[:MOST_DOMAINS]
+    for domain, colour in zip(domains, sns.color_palette("colorblind", len(domains)), strict=True):
+        mine, levels = accepted[accepted["domain"] == domain], sums[sums["domain"] == domain]
+        size = 10 + 90 * mine["count"] / accepted["count"].max()
+        left.scatter(mine["sum"], mine["accepted"], s=size, alpha=0.6, color=colour, label=domain)
+        left.plot(mine["sum"], mine["expected"], color=colour, linewidth=1.6)
+        right.plot(levels["recorded"], levels["share"], "o", color=colour, markersize=4, alpha=0.6)
+        right.plot(levels["fitted"], levels["share"], color=colour, linewidth=1.6)
+    ends = np.array([0.0, accepted["sum"].max()])
+    left.plot(ends, ends, color="0.5", linewidth=1, linestyle=":", label="sum = accepted")
+    left.set(xlabel="sum of the curve, drafts", ylabel="drafts accepted (cut as verified)")
+    right.set(xlabel="sum of the curve, drafts", ylabel="share of rounds below")
     figure.legend(loc="outside right upper", frameon=False)
     return figure
 

@@ -1,6 +1,6 @@
 """What a calibration found, for a person."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ METHOD = [
     "The length head is taken to report 1 + L with bias and noise, or, as a regression trained on L does, 1 + the mean "
     "of L given a noisy look at it: whichever makes its reports and what was then accepted likelier. Where neither form "
     "holds, its reports are taken as they were seen, and only their order for knowledge of L.",
+    "A drafter's confidences are taken for the posterior of a look at L of their own. What was accepted behind sums of "
+    "curves tells how good that look is; how the sums are spread, what the curves claim. A curve may know more than its "
+    "sum.",
     "Intervals are 95 %: bootstrap over runs for times, over requests for the rest, widened by Student's t where there "
     "are few. They do not cover what no run showed: other machines, other prompts, ranges outside those stated.",
 ]
@@ -88,6 +91,8 @@ def answer(made: Calibration) -> list[str]:
     says.append("Text: " + ", ".join(f"{n} {a.value:{f}} ({a.low:{f}} to {a.high:{f}})" for n, a, f in told) + ".")
     if profile.intervals["head.noise"].how != "not identified":
         says.append(_head(profile.acceptance.head, profile.intervals))
+    if profile.acceptance.head.confidence:
+        says.append(_confidence(profile.acceptance.head.confidence, profile.intervals))
     for domain, curve in profile.learning.items():
         says.append(f"Learning in {domain}: {curve.gain:+.0%} at the end, {curve.rounds:.0f} rounds to 1/e of the gap.")
     return says
@@ -96,7 +101,7 @@ def answer(made: Calibration) -> list[str]:
 def _head(head: HeadQuality, known: Mapping[str, Estimate]) -> str:
     noise, bias = known["head.noise"], known["head.bias"]
     if head.measured is not None:
-        said = [f"{d} {a.value:.1f} ({a.low:.1f} to {a.high:.1f})" for d, a in _by_domain(head.measured, known)]
+        said = _by_domain("head.noise", head.measured, known)
         return (
             "Length head: its reports are taken as they were seen, for no formula holds; noise of its look at L, in "
             f"standard deviations of L: {', '.join(said)}."
@@ -110,8 +115,17 @@ def _head(head: HeadQuality, known: Mapping[str, Estimate]) -> str:
     )
 
 
-def _by_domain(domains: Iterable[str], known: Mapping[str, Estimate]) -> Iterator[tuple[str, Estimate]]:
-    return ((d, known[f"head.noise.{d}"]) for d in domains)
+def _confidence(domains: Iterable[str], known: Mapping[str, Estimate]) -> str:
+    noise, claims, bias = (_by_domain(f"confidence.{n}", domains, known) for n in ("noise", "claims", "bias"))
+    return (
+        f"Confidences: noise of their look at L, in standard deviations of L: {', '.join(noise)}; noise that they claim: "
+        f"{', '.join(claims)}; bias, tokens: {', '.join(bias)}."
+    )
+
+
+def _by_domain(name: str, domains: Iterable[str], known: Mapping[str, Estimate]) -> list[str]:
+    at = ((d, known[f"{name}.{d}"]) for d in domains)
+    return [f"{d} {a.value:.1f} ({a.low:.1f} to {a.high:.1f})" for d, a in at]
 
 
 def _verification(part: FittedPart[Any], cost: object) -> str:

@@ -119,16 +119,16 @@ def load(name: str, settings: Sequence[str] = (), edit: Callable[[dict[str, Any]
     return replace(plan, trials=trials, files=mine | inputs, notes=notes + plan.notes)
 
 
-def parse_setting(setting: str) -> tuple[str, Any]:
-    """Field and value of ``field=value``; the value is YAML.
+def parse_setting(setting: str, option: str = "--set") -> tuple[str, Any]:
+    """Field and value of ``field=value``, given with an option; the value is YAML.
 
     Raises:
         InputError: it has another form.
     """
     key, sep, text = setting.partition("=")
     if not sep or not key:
-        raise InputError(f"--set {setting}: expected field=value, like workload.concurrency=64")
-    return key, parse_yaml(text, f"--set {key}")
+        raise InputError(f"{option} {setting}: expected field=value, like workload.concurrency=64")
+    return key, parse_yaml(text, f"{option} {key}")
 
 
 def changed(model: type[Made], config: dict[str, Any], settings: Sequence[str]) -> Made:

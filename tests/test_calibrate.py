@@ -23,7 +23,7 @@ from tests.build import closed, config
 from tests.recordings import ENGINE, record
 
 FIXED = {"kind": "fixed", "verify_len": 6}
-POLICIES = [{"kind": "off"}, FIXED, {"kind": "fixed", "verify_len": 3}, {"kind": "head"}]
+POLICIES = [{"kind": "off"}, FIXED, {"kind": "fixed", "verify_len": 3}, {"kind": "head"}, {"kind": "dspark"}]
 COST = {
     "kind": "pass", "base_ms": 20.0, "per_token_ms": 2.0, "per_request_ms": 1.0,
     "prefill": {"base_ms": 5.0, "per_token_ms": 0.2},
@@ -74,12 +74,16 @@ def test_the_profile_says_where_and_how_well_it_was_measured(made: Path) -> None
     assert profile.cost.verify_s(4, 8, 100) == pytest.approx(0.040, rel=0.01)
     assert isinstance(profile.acceptance, CurveAcceptance)
     assert set(profile.acceptance.curves) == {"chat", "code"}
+    confidence = profile.acceptance.head.confidence
+    assert confidence is not None
+    assert set(confidence) == {"chat", "code"}
+    assert confidence["code"].bias == profile.intervals["confidence.bias.code"].value
     assert profile.fitted["batch"] == [1.0, 8.0]
     assert profile.intervals["acceptance.code.tau"].low < 1 + sum(0.8**k for k in range(1, 6))
     assert {r.part for r in profile.residuals} >= {"verify", "draft", "overhead", "prefill", "acceptance"}
     for name in ("verify", "draft", "overhead", "prefill", "acceptance", "correlation", "head_noise", "head_bias"):
         assert profile.uncertainty.limits(name) is not None, name
-    assert "12 trials" in profile.provenance.inputs[0]
+    assert "15 trials" in profile.provenance.inputs[0]
 
 
 def test_the_same_records_give_the_same_bytes(folder: Path, made: Path, tmp_path: Path) -> None:
@@ -93,7 +97,7 @@ def test_the_report_has_tables_and_pictures(made: Path) -> None:
     for says in ("Verification is", "tau of full blocks in code", "verify.per_token_ms", "Kaplan-Meier", "a processor"):
         assert says in text
     pictures = {p.stem for p in report.glob("figures/*.png")}
-    assert pictures >= {"verify", "residuals", "draft_prefill", "survival", "head", "overhead", "tau"}
+    assert pictures >= {"verify", "residuals", "draft_prefill", "survival", "head", "confidence", "overhead", "tau"}
     assert len(pd.read_csv(report / "tables" / "intervals.csv")) == len(Profile.load(str(made)).intervals)
 
 

@@ -121,6 +121,15 @@ def test_parts_of_a_step(tmp_path: Path) -> None:
     assert cost.step(0, 0, 0, 0, prefill=10) == (0, 0, 0, 0)
 
 
+def test_ragged_rounds_verify_longer(tmp_path: Path) -> None:
+    """By a share, the graph's padding included; drafting and overhead take what they take."""
+    cost = table(tmp_path, ragged=0.25, captured_tokens=[16], overhead=Overhead(round_ms=1.0))
+    even, ragged = (cost.step(8, 24, 9, 100, ragged=r) for r in (False, True))
+    assert (even.verify, ragged.verify) == pytest.approx((0.012, 0.015))
+    assert (even.draft, even.overhead) == (ragged.draft, ragged.overhead)
+    assert cost.round_s(8, 24, 9, 100) == pytest.approx(even.total)  # what policies believe
+
+
 def test_autoregressive_drafters_pay_per_token() -> None:
     one_pass = LinearDraft(base_ms=2.0)
     eagle = LinearDraft(base_ms=2.0, autoregressive=True)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from pydantic import TypeAdapter
 
 from adasim.calibration.cost import TableCost
 from adasim.calibration.estimate.cost import fit_cost, join_cost, left_out, parts_of
@@ -16,16 +17,21 @@ from adasim.calibration.estimate.draft import fit_draft
 from adasim.calibration.estimate.forms import nodes_of
 from adasim.calibration.estimate.part import FittedPart, interval
 from adasim.calibration.estimate.prefill import fit_prefill
+from adasim.calibration.estimate.ragged import ragged_share
 from adasim.calibration.estimate.recording import RecordedTrial, Recording
 from adasim.calibration.estimate.regression import fit, independent
-from adasim.calibration.estimate.steps import Speed, blocks, machine_speed, pauses, rounds_table
+from adasim.calibration.estimate.steps import Speed, blocks, machine_speed, pauses, ragged, rounds_table
 from adasim.calibration.estimate.verify import fit_verify
 from adasim.calibration.pass_cost import PassCost, bend
+from adasim.calibration.profile import Profile
+from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.types import FloatArray
+from adasim.validation.parts import measured_parts
 from tests.build import closed
 from tests.recordings import recording
 
+CostModels: TypeAdapter[Any] = TypeAdapter(AnyCost)
 TIMES = ("verify_s", "draft_s", "overhead_s", "prefill_s")
 COST: dict[str, Any] = {
     "kind": "pass", "base_ms": 20.0, "per_request_ms": 1.0, "per_token_ms": 2.0, "knee_tokens": 24.0, "sharpness": 4.0,
@@ -206,6 +212,47 @@ def test_what_outliers_take_is_said_beside_the_fit(clean: Recording) -> None:
     before, after = (rounds_table(r.trials)[["verify_s", "draft_s", "overhead_s"]].to_numpy().sum() for r in (clean, odd))
     assert 1 - before / after > 0.08  # a twentieth of the steps takes three times as long
     assert left_out(fit_cost(odd.trials).model, odd.trials) == pytest.approx(1 - before / after, abs=0.02)
+
+
+def test_ragged_rounds_are_told_from_equal_ones(tmp_path: Path) -> None:
+    """A head's lengths differ; 20 % longer than equal ones of as many tokens is what they take."""
+    cost, grid = STRAIGHT | {"ragged": 0.2}, {"workload.concurrency": [2, 8]}
+    equal = [{"kind": "fixed", "verify_len": n} for n in (1, 2, 3, 4, 6, 8)]
+    found = runs(tmp_path / "run", cost, policies=[*equal, {"kind": "head"}], sweep=grid)
+    rounds = rounds_table(found.trials)
+    assert set(rounds.loc[rounds["ragged"], "trial"]) == {i for i, t in enumerate(found.trials) if t.label == "head"}
+    parts = parts_of(found.trials)
+    assert parts["verify"].model.ragged == pytest.approx(0.2, abs=0.01)
+    known = parts["verify"].intervals
+    assert known["verify.ragged"].value == parts["verify"].model.ragged
+    assert [known[f"verify.{n}"].value for n in ("per_token_ms", "base_ms")] == pytest.approx([2.0, 20.0], rel=0.01)
+    assert left_out(join_cost(parts).model, found.trials) == pytest.approx(0, abs=0.01)
+    seen = measured_parts(found.trials[-1], CostModels.validate_python(cost), Profile.load("dcut_h20"))
+    assert seen.levels().verify == pytest.approx(1, abs=1e-6)  # a profile that knows it leaves no part to blame
+
+    alone = [t for t in found.trials if t.label in {"head", "fixed(verify_len=1)", "fixed(verify_len=8)"}]
+    for trial in alone:  # keep rounds of equal lengths of the fixed ones only
+        if trial.label == "head":
+            trial.records.steps = trial.records.steps[ragged(trial.records)]
+    part = fit_verify(alone)
+    assert part.model.ragged == 0
+    assert any("no equal lengths of about as many tokens" in n for n in part.notes)
+
+
+def test_ragged_cells_by_hand() -> None:
+    """20 tokens take 10 ms, 30 take 20: 25 would take 15, and take 18 where lengths differ."""
+    names = ["batch", "tokens", "context", "drafter_loaded", "ragged", "ms", "block"]
+    even = [(8, 20, 100, True, False, 10.0, "a"), (8, 30, 110, True, False, 20.0, "a")]
+    uneven = [(8, 25, 105, True, True, 18.0, "b")] * 2 + [(8, 20, 105, True, True, 12.0, "c")] * 2
+    odd = [(4, 25, 105, True, True, 99.0, "b"), (8, 25, 300, True, True, 99.0, "b"), (8, 31, 105, True, True, 99.0, "b")]
+    found = ragged_share(pd.DataFrame(even + uneven + odd, columns=names), 0)
+    assert found is not None
+    assert (found.value, found.low, found.high) == pytest.approx((0.2, 0.2, 0.2))
+    assert ragged_share(pd.DataFrame(even + uneven[:3] + odd, columns=names), 0) is None
+    quick = [(*row[:5], 0.8 * row[5], row[6]) for row in uneven]
+    none = ragged_share(pd.DataFrame(even + quick, columns=names), 0)
+    assert none is not None
+    assert none.value == 0
 
 
 def test_straight_lines_are_no_knee(tmp_path: Path) -> None:

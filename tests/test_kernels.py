@@ -28,6 +28,10 @@ RUNS: dict[str, dict[str, Any]] = {
         "workload": closed(output_len=LENGTHS, domains={"a": 1.0, "b": 2.0}),
         "backend": backend(acceptance=TEXT),
     },
+    "confidences of their own": {
+        "workload": closed(domains={"a": 1.0, "b": 2.0}),
+        "backend": backend(acceptance=TEXT | {"head": {"confidence": {"b": {"noise": 1.0, "claims": 0.7}}}}),
+    },
     "short of memory": {
         "workload": closed(prompt_len=LENGTHS, output_len=LENGTHS, requests=60),
         "backend": backend(kv={"blocks": 40}, max_prefill_tokens=100),

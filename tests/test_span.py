@@ -53,6 +53,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "rectangular": {"backend": backend(ragged=False, cost=FREE_COST | {"captured_lens": [1, 5, 16]})},
     "lag": {"backend": backend(lag_steps=2)},
     "stairs": {"workload": MIXED, "backend": backend(cost=STAIRS)},
+    "ragged rounds": {"workload": MIXED, "backend": backend(cost=FREE_COST | {"ragged": 0.3})},
     "tree": {"workload": MIXED, "backend": backend(cost=EAGLE)},
     "adjusted": {"workload": MIXED, "backend": backend(adjust={"verify": 1.1, "overhead": 2.0, "head_bias": 0.5})},
     "table with a context axis": {"workload": MIXED, "backend": backend(cost=TABLE)},

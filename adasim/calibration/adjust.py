@@ -68,9 +68,17 @@ class Adjust(Component):
                 factors = model.tau_by_temperature or {model.temperature: 1.0}
                 updates["tau_by_temperature"] = {t: f * self.acceptance for t, f in factors.items()}
         if self.head_noise != 1 or self.head_bias:
-            head = {"noise": model.head.noise * self.head_noise, "bias": model.head.bias + self.head_bias}
-            updates["head"] = HeadQuality.model_validate(model.head.model_dump() | head)
+            updates["head"] = self._head(model.head)
         return model.model_copy(update=updates)
+
+    def _head(self, model: HeadQuality) -> HeadQuality:
+        """Heads and confidences with noise and bias moved."""
+        raw = model.model_dump()
+        for part in (raw, *(raw["confidence"] or {}).values()):
+            part["bias"] += self.head_bias
+            for name in {"noise", "claims"} & part.keys():
+                part[name] = part[name] and part[name] * self.head_noise
+        return HeadQuality.model_validate(raw)
 
 
 class ScaledCost(CostModel):

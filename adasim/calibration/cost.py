@@ -102,6 +102,8 @@ class CostModel(Component, ABC):
     ``captured_tokens``: graph sizes; a pass pays for the next one up. Beyond the largest it runs eagerly and
     pays ``eager_penalty_ms`` more: the cliff. ``captured_lens``: verify lengths of rectangular engines that have
     a graph; rounds of other shapes run eagerly, which policies that ask for ``round_s`` do not see coming.
+    ``ragged``: share by which verification takes longer where requests verify different lengths than where all verify
+    the same, of as many tokens; policies that ask for ``round_s`` do not see that coming either.
     """
 
     kind: str
@@ -109,6 +111,7 @@ class CostModel(Component, ABC):
     captured_tokens: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
     captured_lens: list[Annotated[int, Field(ge=1)]] | None = Field(default=None, min_length=1)
     eager_penalty_ms: Ms = 0.0
+    ragged: float = Field(default=0.0, ge=0, le=10)
 
     @model_validator(mode="after")
     def _captured(self) -> Self:
@@ -133,6 +136,7 @@ class CostModel(Component, ABC):
         reads_head: bool = False,
         drafter_loaded: bool = True,
         eager: bool = False,
+        ragged: bool = False,
     ) -> StepSeconds:
         """Seconds of one step, by part.
 
@@ -147,6 +151,7 @@ class CostModel(Component, ABC):
             reads_head: the policy read a length or confidence head.
             drafter_loaded: even if nothing is drafted.
             eager: no graph was captured for the shape of this round.
+            ragged: requests verify different lengths.
         """
         prefill_s = self.prefill_s(prefill, prefill_context, verified) if prefill else 0.0
         if not batch:
@@ -158,6 +163,8 @@ class CostModel(Component, ABC):
             verify_s = self.staircase_s(batch, verified, context, prefill, eager)
         else:
             verify_s = self.verify_s(batch, verified, context)
+        if ragged:
+            verify_s *= 1 + self.ragged
         step = StepSeconds(draft_s, verify_s, overhead_s, prefill_s)
         return self._stretch(step) if self.overhead.time_share else step
 

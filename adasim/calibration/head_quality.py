@@ -34,6 +34,24 @@ class Reports(Component):
         return self
 
 
+class Confidence(Component):
+    """A drafter's confidences in one domain: a look at L of their own, and curves that may claim more than it knows.
+
+    A curve is the posterior of a look of equal rank among those of noise ``claims``, ``bias`` added to it. Calibrated
+    when claims is noise and bias 0.
+
+    Attributes:
+        noise: of the look at L, standard deviations of the domain's L.
+        claims: noise that the curves speak of, in the same unit: below ``noise`` they are too sure of themselves, above
+            too unsure. null = noise.
+        bias: tokens; above 0 they promise too much.
+    """
+
+    noise: Noise
+    claims: Noise | None = None
+    bias: float = Field(default=0.0, ge=-30, le=30)
+
+
 class HeadQuality(Component):
     """How well heads know L: one noisy look at the truth, s = L + noise * N(0, 1), per request and position.
 
@@ -48,6 +66,9 @@ class HeadQuality(Component):
     of the domain's ``measured`` times ``noise``, and it reports the quantile of the reports seen there that the look is
     of all looks there, plus ``bias``.
 
+    ``confidence``: domains whose confidences were measured, and know more or less than the length head does; their look
+    has the same luck as the head's.
+
     The drafter's own margin carries the same look, uncalibrated: a draft of margin m, the ones before it accepted, is
     accepted with probability sigmoid(margin_slope m + margin_intercept) (at bias 0). Published fits have slopes of
     0.44 to 0.83 and intercepts of -0.92 to -0.14 (vLLM PR 52228, six drafters): drafters are overconfident.
@@ -57,6 +78,7 @@ class HeadQuality(Component):
     bias: float = Field(default=0.0, ge=-30, le=30)
     reports: Literal["truth", "mean", "measured"] = "truth"
     measured: dict[str, Reports] | None = Field(default=None, min_length=1)
+    confidence: dict[str, Confidence] | None = Field(default=None, min_length=1)
     margin_slope: float = Field(default=0.5, gt=0, le=10)
     margin_intercept: float = Field(default=-0.5, ge=-10, le=10)
 
@@ -76,6 +98,21 @@ class HeadQuality(Component):
         if unknown:
             known = ", ".join(sorted(self.measured or {}))
             raise InputError(f"acceptance.head.measured: no reports of domain {', '.join(unknown)}; there are {known}")
+
+    def confident(self, domain: str) -> "HeadQuality":
+        """The heads whose look the confidences of a domain go by."""
+        own = (self.confidence or {}).get(domain)
+        return self if own is None else HeadQuality(noise=own.noise, reports="mean")
+
+    def confidences(self, survival: FloatArray, looks: FloatArray, domain: str = "") -> FloatArray:
+        """Confidence curves [bins, K] where confidences go by ``looks`` [bins], for one domain's survival curve [K]."""
+        own = (self.confidence or {}).get(domain)
+        if own is None:
+            return self.posterior(survival, looks, domain)
+        claimed = HeadQuality(noise=own.claims or own.noise, reports="mean")
+        among, rank = claimed.bins(len(survival)), self.confident(domain).rank(survival, looks)
+        equal = np.interp(rank, claimed.rank(survival, among), among)
+        return claimed.posterior(survival, equal + own.bias)
 
     def margin(self, survival: FloatArray) -> FloatArray:
         """The drafter's margins [n, K] that go with confidence curves [n, K]; at most about 20 / slope."""
@@ -111,13 +148,15 @@ class HeadQuality(Component):
         """What a length head reports that does not say what it sees, by bin of the look, the anchor counted, [bins]."""
         if self.measured is None:
             return 1 + self.posterior(survival).sum(axis=1)
-        from scipy.special import ndtr
+        rank, seen = self.rank(survival, self.bins(len(survival)), domain), self.measured[domain].quantiles
+        return np.interp(rank, np.linspace(0, 1, len(seen)), seen) + self.bias
+
+    def rank(self, survival: FloatArray, looks: FloatArray, domain: str = "") -> FloatArray:
+        """P(a look is below this one), [looks], for one domain's survival curve [K]."""
+        from scipy.special import ndtr  # slow to import, not always needed
 
         mass, run = -np.diff(np.concatenate([[1.0], survival, [0.0]])), np.arange(len(survival) + 1)
-        looks = self.bins(len(survival))
-        rank = ndtr((looks[:, None] - run) / self.sigma(survival, domain)) @ mass  # P(look <= this one)
-        seen = self.measured[domain].quantiles
-        return np.interp(rank, np.linspace(0, 1, len(seen)), seen) + self.bias
+        return np.asarray(ndtr((looks[:, None] - run) / self.sigma(survival, domain)) @ mass, dtype=np.float64)
 
     def bins(self, max_draft_len: int) -> FloatArray:
         """Signal values of the posterior's rows."""

@@ -24,7 +24,7 @@ class Residual(Component):
     """How far a fitted part is off in one region of what was measured.
 
     Attributes:
-        part: verify, draft, overhead, prefill, acceptance, head.
+        part: verify, draft, overhead, prefill, acceptance, head, confidence.
         region: in words.
         error: mean of |fitted / measured - 1|, the largest 5 % left out.
         bias: median of fitted / measured - 1.

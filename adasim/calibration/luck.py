@@ -140,10 +140,18 @@ class Luck(ABC):
         below, above = self._reports[domains, low], self._reports[domains, low + 1]
         return below + (place - low) * (above - below)
 
+    def confident(self, ids: IntArray, at: IntArray, run: IntArray, signal: FloatArray) -> FloatArray:
+        """What confidences go by of L = ``run`` at ``at`` where heads see ``signal``, [n]."""
+        if self.head.confidence is None:
+            return signal
+        self._draw_noise(ids)
+        bias, sigma = self._confident
+        return run + bias[ids] + sigma[ids] * self._noise[at]
+
     def survival(self, domains: IntArray, signal: FloatArray) -> FloatArray:
-        """Confidence curves [n, K] of requests in ``domains`` [n] whose heads see ``signal`` [n]."""
+        """Confidence curves [n, K] of requests in ``domains`` [n] whose confidences go by ``signal`` [n]."""
         curves = np.empty((len(signal), self.posterior.shape[2]))
-        self._kernels.curves(domains, signal, self.posterior, self._bins_from, BINS_PER_TOKEN, curves)
+        self._kernels.curves(domains, signal, self.posterior, float(self._confident_bins[0]), BINS_PER_TOKEN, curves)
         return curves
 
     def margin(self, survival: FloatArray) -> FloatArray:
@@ -152,8 +160,26 @@ class Luck(ABC):
 
     @cached_property
     def posterior(self) -> FloatArray:
-        """Confidence curves by domain and bin of what heads see, [domains, bins, K]."""
-        return np.stack([self.head.posterior(c, domain=d) for d, c in zip(self.domains, self.curves, strict=True)])
+        """Confidence curves by domain and bin of what confidences go by, [domains, bins, K]."""
+        looks, of = self._confident_bins, zip(self.domains, self.curves, strict=True)
+        return np.stack([self.head.confidences(c, looks, d) for d, c in of])
+
+    @cached_property
+    def _by_domain(self) -> list[HeadQuality]:
+        """Heads whose look confidences go by, [domains]."""
+        return [self.head.confident(d) for d in self.domains]
+
+    @cached_property
+    def _confident_bins(self) -> FloatArray:
+        """What confidences may go by, those of the domain that needs most."""
+        return max((h.bins(self.curves[0].size) for h in self._by_domain), key=len)
+
+    @cached_property
+    def _confident(self) -> tuple[FloatArray, FloatArray]:
+        """Bias and standard deviation of what confidences go by of each request, tokens, [requests] each."""
+        of = zip(self._by_domain, self.domains, self.curves, strict=True)
+        looks = np.array([(h.look_bias, h.sigma(c, d)) for h, d, c in of])[[r.domain for r in self.requests]]
+        return looks[:, 0], looks[:, 1]
 
     @cached_property
     def _reports(self) -> FloatArray:

@@ -74,6 +74,14 @@ def calibrate_command(
             "source, hardware, model, engine, date.",
         ),
     ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FIELD=VALUES",
+            help="Fit these natural runs only, like policy=[off,head] or concurrency=[1,4]; several hold together. The "
+            "others are left to `adasim validate --records`.",
+        ),
+    ] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -87,8 +95,8 @@ def calibrate_command(
     if throughput:
         from adasim.commands.from_throughput import from_throughput
 
-        if report is not None or acceptance != "curves":
-            raise InputError("--report and --acceptance have no effect with --from-throughput")
+        if report is not None or acceptance != "curves" or only:
+            raise InputError("--report, --acceptance and --only have no effect with --from-throughput")
         from_throughput(folders, out, settings or [], overwrite=overwrite, as_json=as_json)
         return
     if settings:
@@ -96,6 +104,7 @@ def calibrate_command(
     from adasim.calibrate import calibrate, write
     from adasim.calibrate_report import in_the_way, tables_of, write_report
     from adasim.recorded import load_all
+    from adasim.recorded_part import part_of
     from adasim.screen import show_answer, show_errors
 
     folder = report or out.with_name(f"{out.stem}-report")
@@ -105,7 +114,7 @@ def calibrate_command(
     problems += [f"--acceptance {acceptance}: unknown; allowed: {', '.join(kinds)}"] * (acceptance not in kinds)
     problems += in_the_way(folder, overwrite=overwrite)
     try:
-        found = load_all(folders)
+        found = part_of(load_all(folders), only or [])
     except InputError as error:
         raise InputError(*problems, *error.problems) from None
     if problems:

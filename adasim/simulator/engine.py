@@ -164,6 +164,7 @@ class Engine:
             reads_head=self.driver.reads_draft,
             drafter_loaded=self.driver.policy.loads_drafter,
             eager=self.driver.is_eager(verify_lens),
+            ragged=verified < n * longest,
         )
         if self.trainer is not None:
             assert signal is not None
@@ -252,7 +253,7 @@ class Engine:
         if "accept_len" in sees:
             draft.accept_len = luck.report(domains, signal)
         if "survival" in sees or "margin" in sees:
-            survival = luck.survival(domains, signal)
+            survival = luck.survival(domains, luck.confident(ids, at, run, signal))
             draft.survival = survival if "survival" in sees else None
             draft.margin = luck.margin(survival) if "margin" in sees else None
         return run, signal, draft

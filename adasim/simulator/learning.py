@@ -106,6 +106,10 @@ class Learning(Component):
             "modelled"
         ] * (acceptance.head.reports != "truth")
         problems += [
+            "backend.learning: acceptance.head.confidence must be null: what confidences say of a changing L is not "
+            "modelled"
+        ] * (acceptance.head.confidence is not None)
+        problems += [
             f"backend.learning.curves: no domain {d}; there are {', '.join(domains)}"
             for d in sorted(set(self.curves) - set(domains))
         ]

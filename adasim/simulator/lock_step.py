@@ -57,6 +57,7 @@ class LockStep:
         reads_head: bool = False,
         drafter_loaded: bool = True,
         eager: bool = False,
+        ragged: bool = False,
     ) -> StepSeconds:
         """See :meth:`CostModel.step`; the counts are over all ranks."""
         everybody = Load(batch, draft_positions, verified, prefill)
@@ -75,6 +76,7 @@ class LockStep:
             reads_head=reads_head,
             drafter_loaded=drafter_loaded,
             eager=eager,
+            ragged=ragged,
         )
         if not (eager or prefill):
             slowest = slowest._replace(verified=self.cost.captured(slowest.verified))

@@ -150,41 +150,43 @@ class Span:
                 break
             start_s = end_s
             if n:
-                context, tokens, drafts = contexts / n, verified if ragged else n * longest, n * draft_len
+                context, tokens, drafts, prompts, first = (
+                    contexts / n,
+                    verified if ragged else n * longest,
+                    n * draft_len,
+                    0,
+                    0,
+                )
                 draft_s, verify_s, overhead_s, prefill_s = step(
                     n, drafts + n if drafts else 0, tokens, context,
                     longest_draft=draft_len, reads_head=reads, drafter_loaded=loaded, eager=eager,
+                    ragged=tokens < n * longest,
                 )  # fmt: skip
-                end_s = start_s + (draft_s + verify_s + overhead_s + prefill_s)
-                steps.append(
-                    (
-                        number, start_s, end_s, n, queued, 0, drafts, tokens, accepted, emitted, 0, draft_s,
-                        verify_s, overhead_s, prefill_s, used + private + taken, context, 0, version,
-                    )
-                )  # fmt: skip
-                if began:
-                    gaps += _gaps(number, end_s, n, round_end_s, began)
-                    began = []
-                elif len(starts) > 1:
-                    gaps.append((number, end_s - round_end_s, n))
-                round_end_s = end_s
             else:
+                context, tokens, drafts, prompts, first, emitted = 0.0, 0, 0, verified, emitted, 0
                 draft_s, verify_s, overhead_s, prefill_s = step(
-                    0, 0, 0, 0.0, prefill=verified, prefill_context=contexts / 2 / verified
+                    0, 0, 0, 0.0, prefill=prompts, prefill_context=contexts / 2 / prompts
                 )
-                end_s = start_s + (draft_s + verify_s + overhead_s + prefill_s)
-                steps.append(
-                    (
-                        number, start_s, end_s, 0, queued, verified, 0, 0, 0, 0, emitted, draft_s,
-                        verify_s, overhead_s, prefill_s, used + private, 0.0, 0, version,
-                    )
-                )  # fmt: skip
-                began.append((end_s, emitted))
+            end_s = start_s + (draft_s + verify_s + overhead_s + prefill_s)
+            steps.append(
+                (
+                    number, start_s, end_s, n, queued, prompts, drafts, tokens, accepted, emitted, first, draft_s,
+                    verify_s, overhead_s, prefill_s, used + private + taken, context, 0, version,
+                )
+            )  # fmt: skip
+            if not n:
+                began.append((end_s, first))
+            elif began:
+                gaps += _gaps(number, end_s, n, round_end_s, began)
+                began, round_end_s = [], end_s
+            else:
+                gaps.append((number, end_s - round_end_s, n))
+                round_end_s = end_s
             starts.append(end_s)
             private += left
             number += 1
         self._round_s = starts[-1] - starts[-2]
-        return starts, steps, gaps, private
+        return starts, steps, gaps[1:], private  # in the first, each waited a time of its own
 
     def _exchange(self, running: IntArray, moved: int, ends_s: FloatArray) -> None:
         """``moved`` requests finished in steps, of which each ended at ``ends_s``, and others came, if any were left."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
+from math import inf, log
 from typing import Any
 
 import numpy as np
@@ -10,8 +10,10 @@ import pandas as pd
 
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Adjust
+from adasim.calibration.estimate.confidence import confidence_of
 from adasim.calibration.estimate.head import head_of
 from adasim.calibration.estimate.survival import survival_of
+from adasim.calibration.estimate.text_model import Shape, settled
 from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.survival import Measured
 from adasim.errors import InputError
@@ -26,18 +28,30 @@ PARTS = (*TIMES, "acceptance", "head")
 ALL = "all together"
 
 
-def own_acceptance(blocks: pd.DataFrame, model: CurveAcceptance, max_draft_len: int) -> CurveAcceptance:
-    """The model with the survival of recorded blocks in the domains they met; correlation, spread and head stay."""
+def own_acceptance(
+    blocks: pd.DataFrame, model: CurveAcceptance, max_draft_len: int, tokens: float = inf
+) -> CurveAcceptance:
+    """The model with the survival of recorded blocks in the domains they met; correlation, spread and head stay.
+
+    Args:
+        blocks: ``BlockRecord`` columns.
+        model: whose curves are of settled rounds.
+        max_draft_len: K.
+        tokens: mean answer behind the prefill's token: first rounds of short ones start anywhere, and accept more.
+    """
     met = [d for d in blocks["domain"].unique() if d in model.curves]
     prior = {d: model.survival(d, max_draft_len) for d in met}
     found = survival_of(blocks[blocks["domain"].isin(met)], max_draft_len, prior)
+    if tokens < inf:
+        shape = Shape(model.spread, model.correlation, model.range_tokens)
+        found = {d: settled(curve, shape, tokens) for d, curve in found.items()}
     curves = {d: Measured(kind="measured", values=curve.tolist()) for d, curve in found.items()}
     off = {"temperature": 0.0, "tau_by_temperature": None}  # the curves are measured at the temperature they are used at
     return model.model_copy(update={"curves": model.curves | curves, **off})
 
 
 def own_head(rounds: pd.DataFrame | None, head: HeadQuality, survival: Mapping[str, FloatArray]) -> HeadQuality | None:
-    """Bias and noise of the length head's reports in recorded rounds, in the form of ``head``; None: too few.
+    """Heads as recorded rounds show them, in the form of ``head``: the length head's reports, confidences; None: too few.
 
     What a policy cut by the report itself does no harm: see :func:`~adasim.calibration.estimate.head.fit_head`.
 
@@ -49,10 +63,15 @@ def own_head(rounds: pd.DataFrame | None, head: HeadQuality, survival: Mapping[s
     if rounds is None:
         return None
     known = rounds[rounds["domain"].isin(list(survival))]
-    found = head_of(known, len(next(iter(survival.values()))), survival, head.reports)
-    if found is None or found.measured is None:
-        return None if found is None else head.model_copy(update={"noise": found.noise, "bias": found.bias})
-    return head.model_copy(update={"measured": (head.measured or {}) | found.measured})
+    depth, updates = len(next(iter(survival.values()))), dict[str, object]()
+    found = head_of(known, depth, survival, head.reports)
+    if found is not None and found.measured is None:
+        updates = {"noise": found.noise, "bias": found.bias}
+    elif found is not None and found.measured is not None:
+        updates = {"measured": (head.measured or {}) | found.measured}
+    if head.confidence is not None and (sure := confidence_of(known, depth, survival)):
+        updates["confidence"] = head.confidence | sure
+    return head.model_copy(update=updates) if updates else None
 
 
 @dataclass(slots=True)
@@ -125,7 +144,8 @@ class Attribution:
         model = twin.backend.calibrated_acceptance
         blocks, head = self._blocks(run, records), None
         if isinstance(model, CurveAcceptance) and (blocks["verify_len"] > 1).any():
-            swapped = own_acceptance(blocks, model, twin.backend.max_draft_len)
+            tokens = float(records.requests["tokens"].mean()) - 1
+            swapped = own_acceptance(blocks, model, twin.backend.max_draft_len, tokens)
             found["acceptance"] = (lambda t: t.with_(acceptance=_with_head(swapped, t)), _same)
             seen = {d: swapped.survival(d, twin.backend.max_draft_len) for d in records.blocks["domain"].unique()}
             head = own_head(records.rounds, model.head, seen)

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from adasim.calibration.adjust import Adjust
 from adasim.calibration.cost import CostModel
 from adasim.calibration.estimate.recording import RecordedTrial
-from adasim.calibration.estimate.steps import pauses
+from adasim.calibration.estimate.steps import pauses, ragged
 from adasim.calibration.profile import Profile
 
 TIMES = ("verify", "draft", "overhead", "prefill")
@@ -76,7 +77,8 @@ def measured_parts(trial: RecordedTrial, cost: CostModel, profile: Profile) -> P
     measured["prefill"] += pause.where(alone, 0.0)
     measured["overhead"] += pause.where(~alone, 0.0)
     loaded, reads = trial.drafter_loaded, trial.reads_head
-    modelled = step_seconds(steps, cost, reads_head=reads, drafter_loaded=loaded)[list(TIMES)]
+    uneven = ragged(trial.records)
+    modelled = step_seconds(steps, cost, reads_head=reads, drafter_loaded=loaded, ragged=uneven)[list(TIMES)]
     batch, drafts = steps["decoding"], steps["draft_tokens"] > 0
     elsewhere = {
         "verify": _rounds_ms(profile, "verify.drafter", batch) * (loaded & (batch > 0)),
@@ -94,16 +96,21 @@ def _rounds_ms(profile: Profile, name: str, batch: "pd.Series[int]") -> "pd.Seri
     return (both.value if both else 0.0) + (each.value if each else 0.0) * batch
 
 
-def step_seconds(steps: pd.DataFrame, cost: CostModel, *, reads_head: bool, drafter_loaded: bool) -> pd.DataFrame:
-    """What a cost model says of recorded steps at their own batch, tokens and context: seconds by part, a row each."""
+def step_seconds(
+    steps: pd.DataFrame, cost: CostModel, *, reads_head: bool, drafter_loaded: bool, ragged: NDArray[np.bool_]
+) -> pd.DataFrame:
+    """What a cost model says of recorded steps at their own batch, tokens and context: seconds by part, a row each.
+
+    ``ragged`` [steps]: whether requests verified different lengths.
+    """
     numbers = steps[["decoding", "draft_tokens", "verify_tokens", "context", "prefill_tokens"]].to_numpy(dtype=float)
     rows = []
-    for decoding, drafts, verified, context, prefill in numbers.tolist():
+    for (decoding, drafts, verified, context, prefill), uneven in zip(numbers.tolist(), ragged.tolist(), strict=True):
         batch, positions = int(decoding), int(drafts + decoding) if drafts else 0
         longest = round(drafts / decoding) if decoding else 0
         step = cost.step(
             batch, positions, int(verified), context, longest_draft=longest, prefill=int(prefill), reads_head=reads_head,
-            drafter_loaded=drafter_loaded,
+            drafter_loaded=drafter_loaded, ragged=uneven,
         )  # fmt: skip
         rows.append(step._asdict())
     return pd.DataFrame(rows, index=steps.index, dtype=float)

@@ -79,9 +79,11 @@ def left_out(model: CostModel, trials: Sequence[RecordedTrial], seed: int = 0) -
     rows = rows.sample(MOST_ROUNDS, random_state=seed) if len(rows) > MOST_ROUNDS else rows
     slow = rows["block"].map(machine_speed(trials).factors).to_numpy()
     taken_s = float(rows[["verify_s", "draft_s", "overhead_s"]].to_numpy().sum())
-    asked = rows[["batch", "positions", "tokens", "context", "reads_head", "drafter_loaded"]].itertuples(index=False)
+    asked = rows[["batch", "positions", "tokens", "context", "reads_head", "drafter_loaded", "ragged"]].itertuples(
+        index=False
+    )
     priced = [
-        model.step(int(b), int(p), int(t), float(c), reads_head=bool(h), drafter_loaded=bool(d)).total
-        for b, p, t, c, h, d in asked
+        model.step(int(b), int(p), int(t), float(c), reads_head=bool(h), drafter_loaded=bool(d), ragged=bool(r)).total
+        for b, p, t, c, h, d, r in asked
     ]
     return 1 - float(np.dot(priced, slow)) / taken_s

@@ -9,7 +9,7 @@ import pandas as pd
 from adasim.calibration.estimate.head_likelihood import BIAS, NOISE, Form, HeadLikelihood, Told
 from adasim.calibration.estimate.head_reports import Seen, seen_in
 from adasim.calibration.estimate.part import FittedPart, interval, residual, weights
-from adasim.calibration.estimate.recording import RecordedTrial, max_draft_len, natural, numbered, rounds_of
+from adasim.calibration.estimate.recording import RecordedTrial, at_most, max_draft_len, rounds_of, rounds_with
 from adasim.calibration.estimate.survival import survival_of
 from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.interval import Estimate
@@ -41,15 +41,12 @@ def fit_head(
         survival: of full blocks by domain, [K] each, that the simulator will use; None = as full blocks among the trials
             show it. Where they show none, the distribution of L is estimated with the rest.
     """
-    rounds = _reports(trials)
+    rounds = rounds_with(trials, "accept_len")
     if len(rounds) < LEAST_ROUNDS:
         note = f"head: {len(rounds)} rounds with a report of the length head are too few; its quality is assumed"
         return FittedPart(HeadQuality(), _unknown(), notes=[note])
     depth = max_draft_len(trials)
-    if len(rounds) > MOST_ROUNDS:
-        lives = np.random.default_rng(seed).permutation(rounds["text"].unique())
-        total = rounds.groupby("text").size().reindex(lives).cumsum()
-        rounds = rounds[rounds["text"].isin(total.index[total <= MOST_ROUNDS])]
+    rounds = at_most(rounds, MOST_ROUNDS, seed)
     likelihood = HeadLikelihood(rounds, depth, _whole_blocks(trials, depth) if survival is None else survival)
     told, note = _likelier(likelihood)
     seen = seen_in(rounds, likelihood)
@@ -116,21 +113,6 @@ def _likelier(likelihood: HeadLikelihood) -> tuple[Told, str]:
         f"head: reports are taken as {told.reports} ({FORMS[told.reports]}), whose log likelihood is "
         f"{told.log_likelihood - other.log_likelihood:+.0f} against {other.reports}"
     )
-
-
-def _reports(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
-    """Rounds with a report of the head, ``text`` numbering requests as in :func:`rounds_of`."""
-    parts = []
-    for i, trial in enumerate(natural(trials)):
-        rounds = trial.records.rounds
-        if rounds is not None and len(rounds):
-            # those that verified nothing count too: leaving them out would choose by the report
-            known = rounds["accept_len"].notna() & (rounds["draft_len"] > 0)
-            parts.append(rounds[known].assign(trial=i, seed=trial.seed))
-    if not parts:
-        return pd.DataFrame(columns=["text"])
-    rounds = numbered(pd.concat(parts, ignore_index=True))
-    return rounds.assign(share=1 / rounds.groupby("text")["trial"].transform("nunique"))
 
 
 def _whole_blocks(trials: Sequence[RecordedTrial], depth: int) -> dict[str, FloatArray]:

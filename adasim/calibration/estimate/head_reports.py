@@ -73,7 +73,7 @@ def seen_in(rounds: pd.DataFrame, likelihood: HeadLikelihood) -> Seen:
         likelihood.domain,
     )
     names, levels = likelihood.names, np.linspace(0, 1, LEVELS)
-    quantiles = np.stack([_quantiles(report[domain == d], share[domain == d], levels) for d in range(len(names))])
+    quantiles = np.stack([quantiles_of(report[domain == d], share[domain == d], levels) for d in range(len(names))])
     fits, believed, ranks = (
         np.empty((len(NOISES), len(report))),
         np.empty(likelihood.possible.shape),
@@ -109,7 +109,8 @@ def _posterior(rank: FloatArray, mass: FloatArray, noise: float) -> FloatArray:
     return np.asarray(like / like.sum(axis=1, keepdims=True), dtype=np.float64)
 
 
-def _quantiles(values: FloatArray, weight: FloatArray, levels: FloatArray) -> FloatArray:
+def quantiles_of(values: FloatArray, weight: FloatArray, levels: FloatArray) -> FloatArray:
+    """Of values [n] that count so often [n], at ``levels``."""
     order = np.argsort(values)
     values, weight = values[order], weight[order]
     return np.interp(levels, (np.cumsum(weight) - weight / 2) / weight.sum(), values)

@@ -128,6 +128,33 @@ def rounds_of(trials: Sequence[RecordedTrial], choices: Sequence[Choice] = ("fix
     return table.sort_values(["life", "step"], kind="stable", ignore_index=True)
 
 
+def rounds_with(trials: Sequence[RecordedTrial], column: Literal["accept_len", "confidence"]) -> pd.DataFrame:
+    """Rounds of natural trials that drafted and asked heads for ``column``.
+
+    Columns as in :class:`~adasim.records.RoundRecord`, ``trial``, ``seed``, ``life`` and ``text`` (see :func:`numbered`),
+    and ``share``, how much a round counts: one over the trials that its text is in.
+    """
+    parts = []
+    for i, trial in enumerate(natural(trials)):
+        rounds = trial.records.rounds
+        if rounds is not None and len(rounds):
+            # those that verified nothing count too: leaving them out would choose by the report
+            parts.append(rounds[rounds[column].notna() & (rounds["draft_len"] > 0)].assign(trial=i, seed=trial.seed))
+    if not any(map(len, parts)):
+        return pd.DataFrame(columns=["text"])
+    rounds = numbered(pd.concat(parts, ignore_index=True))
+    return rounds.assign(share=1 / rounds.groupby("text")["trial"].transform("nunique"))
+
+
+def at_most(rounds: pd.DataFrame, most: int, seed: int) -> pd.DataFrame:
+    """The rounds of texts drawn by chance, ``most`` of them; all, where there are no more."""
+    if len(rounds) <= most:
+        return rounds
+    texts = np.random.default_rng(seed).permutation(rounds["text"].unique())
+    total = rounds.groupby("text").size().reindex(texts).cumsum()
+    return rounds[rounds["text"].isin(total.index[total <= most])]
+
+
 def max_draft_len(trials: Sequence[RecordedTrial]) -> int:
     """Drafts of the engine's full block: as configured, else the longest that was drafted."""
     longest = 0

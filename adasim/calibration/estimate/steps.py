@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from adasim.calibration.estimate.recording import RecordedTrial
 from adasim.calibration.estimate.regression import HUBER
 from adasim.errors import InputError
+from adasim.records import Records
 from adasim.types import FloatArray
 
 TOKENS_BIN, CONTEXT_BIN = 0.03, 0.15  # of logarithms: what is that close together is one cell
@@ -25,7 +27,8 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
 
     Columns: block (what was measured close together in time), trial (index), batch, tokens (verified, the whole batch),
     context (mean), drafting (requests that drafted), positions (drafted, anchors counted), verify_s, draft_s, overhead_s
-    (the pause before the step included: scheduling), reads (what heads were asked for), reads_head, drafter_loaded.
+    (the pause before the step included: scheduling), reads (what heads were asked for), reads_head, drafter_loaded,
+    ragged (requests verified different lengths).
 
     Raises:
         InputError: there are none.
@@ -52,6 +55,7 @@ def rounds_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
                 "overhead_s": steps["overhead_s"] + gap_s,
                 "reads": reads,
                 "reads_head": reads != "",
+                "ragged": ragged(trial.records),
             }
         )[rounds]
         parts.append(part.assign(block=names[i], trial=i, drafter_loaded=trial.drafter_loaded))
@@ -96,6 +100,15 @@ def blocks(trials: Sequence[RecordedTrial]) -> list[str]:
             block, since = block + 1, trial.began_s
         names[i] = f"stretch {block}"
     return names
+
+
+def ragged(records: Records) -> NDArray[np.bool_]:
+    """Steps whose requests verified different lengths and were not padded, [steps]; without a rounds table, none."""
+    steps, rounds = records.steps, records.rounds
+    if rounds is None or rounds.empty:
+        return np.zeros(len(steps), dtype=np.bool_)
+    longest = rounds.groupby("step")["verify_len"].max().reindex(steps["step"]).fillna(0).to_numpy()
+    return np.asarray(steps["verify_tokens"].to_numpy() < longest * steps["decoding"].to_numpy())
 
 
 def _drafting(trial: RecordedTrial) -> FloatArray:
@@ -186,7 +199,7 @@ def machine_speed(trials: Sequence[RecordedTrial]) -> Speed:
     """
     rounds, prefills = rounds_table(trials), prefills_table(trials)
     parts = {
-        "verify_s": cells(rounds, "verify_s", ("drafter_loaded",)),
+        "verify_s": cells(rounds, "verify_s", ("drafter_loaded", "ragged")),
         "draft_s": cells(rounds, "draft_s", ("reads",)),
         "overhead_s": cells(rounds, "overhead_s", ("reads_head", "drafter_loaded")),
         "prefill_s": cells(prefills, "prefill_s", ("drafter_loaded",)),

@@ -9,6 +9,7 @@ import pandas as pd
 from adasim.calibration.cost import CostModel
 from adasim.calibration.estimate.forms import BESIDE, Form, Rise, fit_form, rises_of
 from adasim.calibration.estimate.part import DRAWS, LEAST_RUNS, FittedPart, interval, trimmed, weights
+from adasim.calibration.estimate.ragged import ragged_share
 from adasim.calibration.estimate.recording import RecordedTrial
 from adasim.calibration.estimate.regions import regions
 from adasim.calibration.estimate.steps import Speed, cells, machine_speed, rounds_table
@@ -32,7 +33,11 @@ def fit_verify(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | No
         InputError: too few different passes to fit anything.
     """
     speed = speed or machine_speed(trials)
-    table = cells(rounds_table(trials), "verify_s", ("drafter_loaded",))
+    rounds, flags = rounds_table(trials), ("drafter_loaded",)
+    share, ragged = _ragged(cells(rounds, "verify_s", (*flags, "ragged")), seed, speed), rounds["ragged"].any()
+    if share is not None and share.value:
+        rounds = rounds.assign(verify_s=rounds["verify_s"] / np.where(rounds["ragged"], 1 + share.value, 1.0))
+    table = cells(rounds, "verify_s", flags)
     table = table.sample(MOST_CELLS, random_state=seed).sort_index() if len(table) > MOST_CELLS else table
     different, lengths = table["cell"].nunique(), table["tokens"].round().nunique()
     if different < LEAST_CELLS or lengths < LEAST_TOKENS:
@@ -43,12 +48,25 @@ def fit_verify(trials: Sequence[RecordedTrial], seed: int = 0, speed: Speed | No
     table = table.assign(ms=speed.steady_ms(table, "verify_s"))
     part, form = _choose(table, seed)
     _bootstrap(part, form, table, seed, speed)
+    if share is not None:
+        part.model = part.model.model_copy(update={"ragged": share.value})
+        part.intervals["verify.ragged"] = share
+    elif ragged:
+        part.notes.append(
+            "verification: no equal lengths of about as many tokens were recorded beside ragged rounds, which are taken "
+            "to take as long"
+        )
     part.residuals = regions("verify", table, part.points["verify"]["fitted_ms"].to_numpy())
     part.ranges = {name: _range(table[name]) for name in ("batch", "tokens", "context")}
     part.counts = {"passes": int(table["count"].sum()), "verify cells": different, "blocks": table["block"].nunique()}
     part.points["speed"] = speed.factors.rename("factor").reset_index()
     part.notes += _drift(speed)
     return part
+
+
+def _ragged(table: pd.DataFrame, seed: int, speed: Speed) -> Estimate | None:
+    table = table.sample(MOST_CELLS, random_state=seed).sort_index() if len(table) > MOST_CELLS else table
+    return ragged_share(table.assign(ms=speed.steady_ms(table, "verify_s")), seed)
 
 
 def _choose(table: pd.DataFrame, seed: int) -> tuple[FittedPart[CostModel], Form]:
