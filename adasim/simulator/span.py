@@ -145,25 +145,21 @@ class Span:
         steps: list[tuple[float, ...]] = []
         gaps: list[tuple[int, float, int]] = []
         began: list[tuple[float, int]] = []  # since the last round: when prompts were computed, and how many
-        for verified, longest, contexts, accepted, emitted, taken, left, n in self._steps[:count].tolist():
+        for verified, longest, contexts, accepted, given, taken, left, n in self._steps[:count].tolist():
             if end_s >= event_s:
                 break
             start_s = end_s
             if n:
-                context, tokens, drafts, prompts, first = (
-                    contexts / n,
-                    verified if ragged else n * longest,
-                    n * draft_len,
-                    0,
-                    0,
-                )
+                context, tokens, drafts = contexts / n, verified if ragged else n * longest, n * draft_len
+                emitted, prompts, first = given, 0, 0
                 draft_s, verify_s, overhead_s, prefill_s = step(
                     n, drafts + n if drafts else 0, tokens, context,
                     longest_draft=draft_len, reads_head=reads, drafter_loaded=loaded, eager=eager,
                     ragged=tokens < n * longest,
                 )  # fmt: skip
             else:
-                context, tokens, drafts, prompts, first, emitted = 0.0, 0, 0, verified, emitted, 0
+                context, tokens, drafts = 0.0, 0, 0
+                emitted, prompts, first = 0, verified, given
                 draft_s, verify_s, overhead_s, prefill_s = step(
                     0, 0, 0, 0.0, prefill=prompts, prefill_context=contexts / 2 / prompts
                 )
