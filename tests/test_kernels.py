@@ -11,13 +11,14 @@ import pytest
 
 from adasim.errors import InputError
 from adasim.kernels import compiled, kernels, plain
-from adasim.kernels.form import COLUMNS, DONE, HELD, LEFT, WANT, Kernels
+from adasim.kernels.form import COLUMNS, CONTEXT, DONE, HELD, LEFT, WANT, Kernels
 from adasim.policies.base import Policy
 from adasim.policies.dcut import DCut
 from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.policies.threshold import Threshold
 from adasim.records import Records
+from adasim.simulator.span import NO_LUCK
 from tests.build import OFF, backend, closed, simulate
 
 LENGTHS = {"kind": "lognormal", "mean": 60, "cv": 1.0, "minimum": 1, "maximum": 200}
@@ -140,6 +141,28 @@ def test_lengths_outside_are_found() -> None:
         assert kernel.first_outside(np.array([4, 1, 1]), 1, most) == -1
         assert kernel.first_outside(np.array([4, 5, 9]), 1, most) == 1
         assert kernel.first_outside(np.array([4, 4, 0]), 1, most) == 2
+
+
+def test_who_finishes_within_a_span_is_replaced() -> None:
+    """Blocks of 16. 0 wants one token more, 1 four more; 2 comes in the place of 0 with a prompt of 40 and wants 3."""
+    lives = np.zeros((3, len(COLUMNS)), dtype=np.int64)
+    lives[:, WANT], lives[:, DONE], lives[:, CONTEXT], lives[:, HELD] = [2, 5, 3], [1, 1, 0], [11, 21, 40], [1, 2, 0]
+    ids, left, out = np.array([0, 1]), np.zeros((4, 3), dtype=np.int64), np.zeros((9, 8), dtype=np.int64)
+    ended = compiled.rounds(
+        lives, ids, *NO_LUCK, 0, 1, 1.0, 0, False, 1, 0.0, 0.0, 16, 100, 2, 1, 2, 16, 99,
+        np.zeros((1, 2, 1), dtype=np.int64), left, out,
+    )  # fmt: skip
+    assert ended == (4, 1, True)  # 2 has all its tokens; nobody is left to come
+    assert ids.tolist() == [1, 2]
+    assert left[0].tolist() == [0, 0, 1]  # 0 left after the first step, the second prefilled the prompt of 2
+    assert out[:4].tolist() == [
+        [2, 1, 32, 0, 2, 0, 2, 2],  # three blocks for 40 tokens, less the one of 0
+        [40, 0, 1600, 0, 1, 0, 0, 0],
+        [2, 1, 63, 0, 2, 0, 0, 2],
+        [2, 1, 65, 0, 2, 0, 0, 2],
+    ]
+    assert lives[:, DONE].tolist() == [2, 4, 3]
+    assert lives[:, HELD].tolist() == [1, 2, 3]
 
 
 def test_land_gives_no_more_than_was_asked_for() -> None:

@@ -39,6 +39,15 @@ RUNS: dict[str, dict[str, Any]] = {
         "workload": closed(output_len=LENGTHS, domains={"a": 1, "b": 2}),
         "backend": backend(acceptance=TEXT | {"head": {"reports": "mean", "noise": 1.0}}),
     },
+    "waiting clients": {
+        "workload": closed(concurrency=14, requests=60, prompt_len=LENGTHS, output_len=LENGTHS),
+        "backend": backend(max_running_requests=5, max_prefill_tokens=70),
+    },
+    "in step": {
+        "workload": closed(concurrency=30, requests=95, output_len={"kind": "fixed", "tokens": 40}),
+        "backend": backend(max_running_requests=30, max_prefill_tokens=150, kv={"blocks": 250}),
+    },
+    "prefill takes no time": {"workload": MIXED, "backend": backend(cost=TABLE | {"draft": {"kind": "linear"}})},
     "short of memory": {"workload": MIXED, "backend": backend(kv={"blocks": 40, "block_tokens": 12})},
     "chunked": {"workload": MIXED, "backend": backend(chunked_prefill=32)},
     "rectangular": {"backend": backend(ragged=False, cost=FREE_COST | {"captured_lens": [1, 5, 16]})},
@@ -95,7 +104,7 @@ def test_records_are_those_of_one_round_at_a_time(run: str, using: Callable[[str
 
 @pytest.mark.parametrize("policy", [OFF, Fixed(verify_len=5), Head()], ids=lambda p: p.kind)
 def test_a_span_goes_as_far_as_its_request(policy: Policy, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One client, no event in sight: a request is one prefill and one span."""
+    """One client, no event in sight: one span for all requests but the last, which a span does not send."""
     spans: list[bool] = []
     play = Span.play
 
@@ -107,7 +116,24 @@ def test_a_span_goes_as_far_as_its_request(policy: Policy, monkeypatch: pytest.M
     monkeypatch.setattr(Span, "play", watched)
     records = simulate(policy, workload=closed(concurrency=1, requests=6))
     assert len(records.steps) > 40
-    assert spans == [True] * 6
+    assert spans == [True] * 2
+
+
+def test_those_who_finish_are_replaced_within_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight clients, no event in sight: sixty requests take a few spans."""
+    counts: list[int] = []
+    exchange = Span._exchange
+
+    def watched(self: Span, running: IntArray, moved: int, ends_s: Any) -> None:
+        counts.append(moved)
+        exchange(self, running, moved, ends_s)
+
+    monkeypatch.setattr(Span, "_exchange", watched)
+    workload = closed(concurrency=8, requests=60, output_len=LENGTHS)
+    records = simulate(Fixed(verify_len=5), workload=workload)
+    assert (records.requests["status"] == "finished").all()
+    assert sum(counts) > 50
+    assert len(counts) < 5
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ class Luck(ABC):
         curves: survival by domain, each [K].
     """
 
-    ahead = 64  # requests that are drawn beside one that must be: they come next
+    ahead = 256  # requests that are drawn beside one that must be: they come next, and a span ends where they do
 
     def __init__(
         self, requests: Sequence[Request], seed: int, head: HeadQuality, domains: Sequence[str], curves: list[FloatArray]

@@ -18,12 +18,12 @@ from adasim.kernels.form import (
     WANT,
     Int16Array,
 )
-from adasim.kernels.jit import FLOATS, FLOATS_OUT, INTS, INTS_OUT, kernel, part
+from adasim.kernels.jit import FLOATS, FLOATS_OUT, INTS, INTS_OUT, TABLE, kernel
 from adasim.kernels.normals import normals as normals  # noqa: PLC0414 - as much a part of this module as the rest
+from adasim.kernels.rounds import rounds as rounds  # noqa: PLC0414 - this too
 from adasim.types import FloatArray, IntArray
 
 FLOATS_2D = Array(float64, 2, "C", readonly=True)
-TABLE = int64[:, ::1]
 
 
 @kernel(int64, INTS, int64, INTS)
@@ -119,87 +119,6 @@ def land(
         life[HELD] = needed
         complete = complete or life[DONE] >= life[WANT]
     return all_accepted, all_emitted, spare, complete
-
-
-@part
-def _blocks(tokens: int, block_tokens: int, shift: int) -> int:
-    """KV blocks of so many tokens; dividing by shifting takes a tenth of the time."""
-    return (tokens + block_tokens - 1) >> shift if shift >= 0 else (tokens + block_tokens - 1) // block_tokens
-
-
-@part
-def _taken(lives: IntArray, ids: IntArray, draft_len: int, block_tokens: int, shift: int) -> int:
-    """KV blocks that a round takes."""
-    taken = 0
-    for i in range(len(ids)):
-        life = lives[ids[i]]
-        taken += max(_blocks(life[CONTEXT] + draft_len, block_tokens, shift) - life[SHARED] - life[HELD], 0)
-    return taken
-
-
-@kernel(
-    Tuple((int64, boolean)), TABLE, INTS, int16[::1], int64[:, ::1], FLOATS,
-    int64, int64, float64, int64, boolean, int64, float64, float64,
-    int64, int64, int64[:, :, ::1], int64[:, ::1],
-)  # fmt: skip
-def rounds(
-    lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
-    draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
-    block_tokens: int, free: int, blocks: IntArray, out: IntArray,
-) -> tuple[int, bool]:  # fmt: skip
-    by_head = verify_len == 0
-    for i in range(len(ids)):
-        base = lives[ids[i], BASE]
-        if (draft_len > 0 and grades[base] < 0) or (by_head and np.isnan(noise[base])):
-            return -1, False
-    reach = limits.shape[1] if by_head else verify_len - 1  # beyond it nobody looks
-    shift = 0
-    while 1 << shift < block_tokens:
-        shift += 1
-    shift = shift if 1 << shift == block_tokens else -1
-    most = len(ids) * (draft_len // block_tokens + 1)  # blocks that a round can take
-    count, complete = 0, False
-    while count < len(out) and not complete:
-        if free < most and _taken(lives, ids, draft_len, block_tokens, shift) > free:
-            break
-        taken = context = verified = longest = all_accepted = all_emitted = held = 0
-        for i in range(len(ids)):
-            life = lives[ids[i]]
-            context += life[CONTEXT]
-            taken += max(_blocks(life[CONTEXT] + draft_len, block_tokens, shift) - life[SHARED] - life[HELD], 0)
-            domain, at = life[DOMAIN], life[BASE] + life[DONE]
-            run = 0
-            while run < reach and grades[at + 1 + run] <= limits[domain, run]:
-                run += 1
-            length = verify_len
-            if by_head:
-                scaled = gamma * (1 + (run + bias + scale * noise[at]) - anchor)
-                whole = np.floor(scaled) if floor else np.rint(scaled)
-                length = min(int(max(whole + anchor, least)), draft_len + 1)
-            accepted = min(run, length - 1)
-            emitted = min(accepted + 1, life[WANT] - life[DONE])
-            life[DONE] += emitted
-            life[CONTEXT] += emitted
-            life[VERIFIED] += length
-            life[ACCEPTED] += accepted
-            blocks[domain, length, accepted] += 1
-            needed = _blocks(life[CONTEXT] - 1, block_tokens, shift) - life[SHARED]  # the newest token has no KV yet
-            held += needed - life[HELD]
-            life[HELD] = needed
-            complete = complete or life[DONE] >= life[WANT]
-            verified += length
-            longest = max(longest, length)
-            all_accepted += accepted
-            all_emitted += emitted
-        free -= held
-        row = out[count]
-        row[0], row[1], row[2], row[3], row[4] = verified, longest, context, all_accepted, all_emitted
-        row[5], row[6] = taken, held
-        count += 1
-    for i in range(len(ids)):
-        lives[ids[i], ROUNDS] += count
-        lives[ids[i], DRAFTS] += count * draft_len
-    return count, complete
 
 
 @kernel(Tuple((int64, int64, float64)), TABLE, INTS, int64, boolean, INTS_OUT)

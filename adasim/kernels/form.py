@@ -91,15 +91,18 @@ class Kernels(Protocol):
     def rounds(
         self, lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
         draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
-        block_tokens: int, free: int, blocks: IntArray, out: IntArray,
-    ) -> tuple[int, bool]:  # fmt: skip
-        """Rounds of the same requests until one has all its tokens, memory gets short, or ``out`` is full.
+        block_tokens: int, free: int, first: int, spare: int, fewest: int, block: int, prefill_limit: int,
+        blocks: IntArray, left: IntArray, out: IntArray,
+    ) -> tuple[int, int, bool]:  # fmt: skip
+        """Rounds until somebody who has all its tokens cannot leave, memory gets short, or ``out`` is full.
 
-        Each does what ``reserve``, ``look_up``, ``signal``, the policy and ``land`` do for one round.
+        Each does what ``reserve``, ``look_up``, ``signal``, the policy and ``land`` do for one round. Between two of them
+        those who have all their tokens leave; as many enter, first come, first served, and steps compute their prompts;
+        or, if nobody may, the others go on. The first step and the last are rounds.
 
         Args:
             lives: all requests.
-            ids: those that decode, [n].
+            ids: those that decode, [n]; in the end those of the last round come first.
             grades: see ``look_up``.
             limits: see ``look_up``.
             noise: see ``signal``; read only where the head decides.
@@ -114,12 +117,20 @@ class Kernels(Protocol):
             scale: see ``signal``.
             block_tokens: tokens of a KV block.
             free: KV blocks that nobody holds.
+            first: the request that enters first; the others follow it.
+            spare: how many may enter.
+            fewest: requests that may be left when nobody enters.
+            block: tokens for which a request must find memory to enter, beside its context.
+            prefill_limit: prompt tokens of one step; one prompt always fits.
             blocks: see ``land``.
+            left: of each that left: its index, the step before, the step that prefilled the one who came, [any, 3].
             out: of each round: tokens verified, longest verification, context of all requests before it, drafts accepted,
-                tokens emitted, KV blocks taken for it, and what is left of them after it, [rounds, 7].
+                tokens emitted, KV blocks taken for it, what is left of them until the next step, requests. Of each step
+                that prefills: prompt tokens, 0, the sum of the prompts' squares, 0, first tokens, 0, 0, 0. [steps, 8].
 
         Returns:
-            How many rounds, and whether a request has all its tokens; -1: some luck is not drawn yet, nothing was done.
+            How many steps, how many requests left, and whether more have all their tokens; -1 steps: some luck is not
+            drawn yet, nothing was done.
         """
         ...
 

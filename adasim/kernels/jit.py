@@ -14,6 +14,7 @@ Function = TypeVar("Function", bound=Callable[..., object])
 # Inputs are taken read-only so that one compilation serves constants and fresh arrays.
 INTS, FLOATS = Array(int64, 1, "C", readonly=True), Array(float64, 1, "C", readonly=True)
 INTS_OUT, FLOATS_OUT = int64[::1], float64[::1]
+TABLE = int64[:, ::1]
 
 
 class _Cache(FunctionCache):  # type: ignore[misc]

@@ -83,9 +83,10 @@ def land(
 def rounds(
     lives: IntArray, ids: IntArray, grades: Int16Array, limits: IntArray, noise: FloatArray,
     draft_len: int, verify_len: int, gamma: float, anchor: int, floor: bool, least: int, bias: float, scale: float,
-    block_tokens: int, free: int, blocks: IntArray, out: IntArray,
-) -> tuple[int, bool]:  # fmt: skip
-    return 0, False  # none: the reference is the engine, which then plays them one by one
+    block_tokens: int, free: int, first: int, spare: int, fewest: int, block: int, prefill_limit: int, blocks: IntArray,
+    left: IntArray, out: IntArray,
+) -> tuple[int, int, bool]:  # fmt: skip
+    return 0, 0, False  # none: the reference is the engine, which then plays them one by one
 
 
 def prefill(lives: IntArray, ids: IntArray, limit: int, whole: bool, tokens: IntArray) -> tuple[int, int, float]:

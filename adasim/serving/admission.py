@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice, pairwise
+from itertools import islice
 from math import isnan
 
 import numpy as np
@@ -191,22 +191,47 @@ class Admission:
         self._complete |= complete
         return all_accepted, all_emitted
 
-    def land_rounds(self, starts: Sequence[float], private: int, complete: bool, recorder: Recorder) -> None:
-        """Rounds that were played at once ended: write their gaps down, and hold the blocks they took.
+    def land_rounds(
+        self, starts: Sequence[float], running: IntArray, private: int, complete: bool, recorder: Recorder
+    ) -> None:
+        """Steps that were played at once ended, the first and the last of them rounds: hold the blocks they took.
 
         Args:
-            starts: when each began, and the last ended, [rounds + 1].
+            starts: when each began, and the last ended, [steps + 1].
+            running: who took part in the last round, [n].
             private: KV blocks that requests hold more than before.
             complete: whether a request has all its tokens.
-            recorder: takes the gaps down; its steps do not hold these rounds yet.
+            recorder: takes the gaps of the first round down; its steps do not hold it yet.
         """
-        ids, lives, end_s = self.batch.request, self.lives, starts[-1]
-        np.subtract(starts[1], lives.emitted_s[ids], out=self._gaps_s[: len(ids)])
+        ids, emitted_s = self.batch.request, self.lives.emitted_s
+        np.subtract(starts[1], emitted_s[ids], out=self._gaps_s[: len(ids)])
         recorder.gaps(self._gaps_s[: len(ids)])
-        recorder.equal_gaps([later - before for before, later in pairwise(starts[1:])], len(ids))
-        lives.emitted_s[ids] = end_s
+        emitted_s[running] = starts[-1]
         self.pool.private += private
         self._complete |= complete
+
+    def exchange(
+        self, running: IntArray, left: IntArray, arrived: range, left_s: FloatArray, first_token_s: FloatArray
+    ) -> None:
+        """During steps that were played at once requests finished; as many arrived, and the first who waited entered.
+
+        Args:
+            running: who runs now, with their prompts computed, [n].
+            left: who finished, [m].
+            arrived: who arrived when each of them finished; empty: nobody came any more.
+            left_s: when that was, [m].
+            first_token_s: of those who entered, [m].
+        """
+        lives = self.lives
+        if arrived:
+            lives.arrival_s[arrived.start : arrived.stop] = left_s
+            lives.status[arrived.start : arrived.stop] = WAITING
+            self.queue.extend(arrived)
+            entered = [self.queue.popleft() for _ in arrived]
+            lives.admitted_s[entered], lives.first_token_s[entered] = left_s, first_token_s
+            lives.status[entered] = RUNNING
+        lives.finish_s[left], lives.status[left] = left_s, FINISHED  # last: some entered just before
+        self.batch.exchange(running)
 
     def cache_prompts(self, ids: IntArray) -> None:
         """Blocks of complete prompts enter the prefix cache."""

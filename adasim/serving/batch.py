@@ -91,6 +91,10 @@ class Batch:
         """Some of ``prefilling`` have no token left to prefill."""
         self.prefilling = self.prefilling[self.lives.prefill_left[self.prefilling] > 0]
 
+    def exchange(self, indices: IntArray) -> None:
+        """From now on run these, whose prompts are computed."""
+        self._set(indices)
+
     def keep(self, indices: IntArray) -> None:
         """Drop the others; ``indices`` are in the batch's order."""
         self._set(indices)

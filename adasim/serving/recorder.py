@@ -96,10 +96,9 @@ class Recorder:
         found = zip(self._found[:known].tolist(), self._counts[:known].tolist(), strict=True)
         self._gaps.extend([(step, gap_s, chunks) for gap_s, chunks in found])
 
-    def equal_gaps(self, gaps_s: Sequence[float], chunks: int) -> None:
-        """Times since the last chunk in the steps after the next, the same for all ``chunks`` requests of each."""
-        next_step = len(self.steps) + 1
-        self._gaps.extend([(next_step + i, gap_s, chunks) for i, gap_s in enumerate(gaps_s)])
+    def counted_gaps(self, gaps: Sequence[tuple[int, float, int]]) -> None:
+        """Step, time since the last chunk, and how many requests had to wait so long in it; in rising order."""
+        self._gaps.extend(gaps)
 
     def records(self, lives: Lives) -> Records:
         """All tables."""

@@ -333,7 +333,7 @@ class SimBackend(Component):
             recorder,
             chunk=self.chunked_prefill,
             max_prefill_tokens=self.max_prefill_tokens or MAX_PREFILL_TOKENS,
-            on_finish=source.on_finish,
+            source=source,
             trainer=trainer,
             lock_step=LockStep(cost, admission, ragged=self.ragged) if isinstance(admission, Ranks) else None,
             pool=pool,

@@ -1,6 +1,6 @@
 """One engine under one policy: continuous batching as a SimPy process, one timeout per step or span of rounds."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from adasim.types import BatchView, DraftView, FloatArray, IntArray, StepOutcome
 if TYPE_CHECKING:
     from adasim.simulator.lock_step import LockStep
     from adasim.simulator.prefill_pool import PrefillPool
+    from adasim.simulator.source import Source
     from adasim.simulator.trainer import Trainer
 
 Process = Generator[simpy.Event, Any, None]
@@ -37,7 +38,7 @@ class Engine:
         recorder: takes down what happens.
         chunk: prefill tokens mixed into a step; None = prefills are steps of their own.
         max_prefill_tokens: prompt tokens of such a step (one prompt always fits).
-        on_finish: called with the index of every request that finishes.
+        source: sends requests, and is told who finishes.
         trainer: changes the drafter between steps; None = it stays as loaded.
         lock_step: prices the steps of several attention ranks; None = there is one.
         pool: prefills elsewhere; None = this engine does.
@@ -54,13 +55,13 @@ class Engine:
         *,
         chunk: int | None,
         max_prefill_tokens: int,
-        on_finish: Callable[[int], None],
+        source: "Source",
         trainer: "Trainer | None" = None,
         lock_step: "LockStep | None" = None,
         pool: "PrefillPool | None" = None,
     ) -> None:
         self.env, self.admission, self.driver, self.cost, self.luck = env, admission, driver, cost, luck
-        self.recorder, self.on_finish, self.trainer = recorder, on_finish, trainer
+        self.recorder, self.source, self.trainer = recorder, source, trainer
         self.lock_step, self.pool = lock_step, pool
         self.chunk, self.max_prefill_tokens = chunk, max_prefill_tokens
         self.batch, self.caps = admission.batch, driver.caps
@@ -71,7 +72,8 @@ class Engine:
         self._span: Span | None = None  # what rounds do under a trainer, a pool or several ranks, it does not
         watched = self._listens or trainer is not None or recorder.rounds is not None
         if driver.ruled and not (watched or pool is not None or isinstance(admission, Ranks)):
-            self._span = Span(env, admission, driver, cost, luck, recorder)
+            prompts = max_prefill_tokens if chunk is None else None
+            self._span = Span(env, admission, driver, cost, luck, recorder, source, prompts)
 
     def submit(self, index: int) -> None:
         """A request arrives now."""
@@ -227,7 +229,7 @@ class Engine:
     def _let_go(self) -> None:
         """Finished requests leave."""
         for index in self.admission.finish(self.env.now):
-            self.on_finish(index)
+            self.source.on_finish(index)
 
     def _view(self) -> BatchView:
         admission, ids = self.admission, self.batch.decoding

@@ -8,7 +8,7 @@ from adasim.serving.admission import Admission
 from adasim.serving.monitor import Finished
 from adasim.serving.ranks import Ranks
 from adasim.simulator.engine import Engine, Process
-from adasim.types import Request
+from adasim.types import IntArray, Request
 from adasim.workload import Workload
 
 
@@ -43,6 +43,23 @@ class Source:
             self._send()
         if self.finished == len(self.requests):
             self._end()
+
+    @property
+    def ahead(self) -> int | None:
+        """Requests that clients may send as others finish, without the last, which may end the run; None = all are sent.
+
+        0 in open loops, and where somebody watches.
+        """
+        if self.clients is None or self.watchers:
+            return 0
+        return len(self.requests) - 1 - self.sent if self.sent < len(self.requests) else None
+
+    def send_after(self, finished: IntArray) -> range:
+        """Requests that clients sent as each of ``finished`` was done; not the last of the run."""
+        sent = range(self.sent, min(self.sent + len(finished), len(self.requests)))
+        self.admission.lives.draft_version[finished] = self.engine.recorder.draft_version
+        self.sent, self.finished = sent.stop, self.finished + len(finished)
+        return sent
 
     def _send(self) -> None:
         if self.sent == len(self.requests):
