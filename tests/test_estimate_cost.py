@@ -332,6 +332,15 @@ def test_pauses_count_only_while_somebody_is_there(clean: Recording) -> None:
     assert len(set(blocks(clean.trials))) == len(clean.trials)
 
 
+def test_runs_that_took_turns_met_the_same_machine(clean: Recording) -> None:
+    """However long they are; others of 20 s or more are blocks of their own, shorter neighbours share one."""
+    one, two, three, four = clean.trials[:4]
+    began = [replace(t, began_s=s) for t, s in ((one, 100.0), (two, 100.0), (three, 200.0), (four, 205.0))]
+    names = blocks(began)
+    assert names[0] == names[1] == "turns at 100.000"
+    assert names[2] not in names[:2]
+
+
 def test_terms_that_cannot_be_told_apart_are_left_out() -> None:
     one, rise = np.ones(20), np.linspace(1, 20, 20)
     terms = np.stack([one, rise, 2 * rise], axis=1)

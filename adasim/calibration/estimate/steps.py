@@ -1,5 +1,6 @@
 """Steps of recorded runs as rows to fit times to."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -86,13 +87,18 @@ def prefills_table(trials: Sequence[RecordedTrial]) -> pd.DataFrame:
 def blocks(trials: Sequence[RecordedTrial]) -> list[str]:
     """What was measured close together in time, a name for each trial.
 
-    A run of ``BLOCK_S`` seconds or more is a block of its own; shorter ones that follow each other share one.
+    Runs that began at the same moment took turns and share one, however long. A run of ``BLOCK_S`` seconds or more is a
+    block of its own; shorter ones that follow each other share one.
     """
+    together = Counter(t.began_s for t in trials)
     order = sorted(range(len(trials)), key=lambda i: (trials[i].began_s or 0.0, i))
     names, block, since = [""] * len(trials), 0, -np.inf
     for i in order:
         trial = trials[i]
         lasts = float(trial.records.steps["end_s"].iloc[-1])
+        if trial.began_s is not None and together[trial.began_s] > 1:
+            names[i] = f"turns at {trial.began_s:.3f}"
+            continue
         if trial.began_s is None or lasts >= BLOCK_S:
             names[i] = trial.key
             continue
