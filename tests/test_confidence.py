@@ -48,6 +48,17 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Recording:
     return runs(tmp_path_factory.mktemp("told") / "run", [{"kind": "dspark"}, {"kind": "fixed", "verify_len": 4}])
 
 
+def test_looks_far_out_have_curves_too() -> None:
+    """Where looks claim less noise than they have, the farthest are of rank 0 or 1 among those that the curves speak of."""
+    survival = 0.44 ** np.arange(1, 16.0)
+    for claims in (0.05, 0.5, 1.53, 30.0):
+        head = HeadQuality(noise=8.0, reports="mean", confidence={"d": Confidence(noise=1.5, claims=claims, bias=0.5)})
+        with np.errstate(all="raise", under="ignore"):
+            curves = head.confidences(survival, np.concatenate([[-1e3], head.bins(15), [1e3]]), "d")
+        assert ((curves >= 0) & (curves <= 1)).all()
+        assert (np.diff(curves.sum(axis=1)) >= -1e-9).all(), "a better look promises more"
+
+
 def test_curves_by_hand() -> None:
     """L is 0 or 1, as likely: its deviation is 1/2, and the posterior of a look s is sigmoid((s - 1/2) / sigma^2)."""
     survival, middle = np.array([0.5]), np.array([0.5])

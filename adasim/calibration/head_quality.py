@@ -111,7 +111,9 @@ class HeadQuality(Component):
             return self.posterior(survival, looks, domain)
         claimed = HeadQuality(noise=own.claims or own.noise, reports="mean")
         among, rank = claimed.bins(len(survival)), self.confident(domain).rank(survival, looks)
-        equal = np.interp(rank, claimed.rank(survival, among), among)
+        # far out, looks share a rank, or nearly, which would make the slope between them infinite
+        ranks, first = np.unique(claimed.rank(survival, among).round(12), return_index=True)
+        equal = np.interp(rank, ranks, among[first])
         return claimed.posterior(survival, equal + own.bias)
 
     def margin(self, survival: FloatArray) -> FloatArray:
