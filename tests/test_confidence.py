@@ -49,7 +49,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Recording:
 
 
 def test_looks_far_out_have_curves_too() -> None:
-    """Where looks claim less noise than they have, the farthest are of rank 0 or 1 among those that the curves speak of."""
+    """Where curves claim less noise than looks have, the farthest looks are of rank 0 or 1."""
     survival = 0.44 ** np.arange(1, 16.0)
     for claims in (0.05, 0.5, 1.53, 30.0):
         head = HeadQuality(noise=8.0, reports="mean", confidence={"d": Confidence(noise=1.5, claims=claims, bias=0.5)})
