@@ -3,14 +3,18 @@
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from adasim import __version__
+from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import TableCost
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
@@ -27,21 +31,27 @@ from adasim.real.asked import (
     with_texts,
 )
 from adasim.real.engine_backend import EngineBackend
+from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
 from adasim.real.sglang_client.api import Api, Gone, Refused
 from adasim.real.sglang_client.collector import Collector
 from adasim.real.sglang_client.counters import others
 from adasim.real.sglang_client.launching import OURS, gpu_name, launch_of
-from adasim.real.sglang_client.process import Server, keep, kept, python, versions
+from adasim.real.sglang_client.process import Server, keep, kept, python, stop_kept, versions
 from adasim.real.sglang_client.resolved import differences, resolved
 from adasim.real.sglang_client.said import loss_of, notes_of
 from adasim.real.sglang_client.tables import Replay
 from adasim.real.sglang_client.traffic import Sender, Traffic
 from adasim.real.sglang_plugin.orders import Orders, Play
+from adasim.real.sglang_plugin.settings import DOMAIN
 from adasim.records import CutShort, Records
+from adasim.serving.drift import tell_drift
 from adasim.serving.kv import KvMemory
 from adasim.types import EngineCaps, Request
 from adasim.workload import Workload
+
+if TYPE_CHECKING:
+    from adasim.real.sglang_client.training import Training
 
 _runs = count()
 
@@ -70,6 +80,9 @@ class SglangBackend(EngineBackend):
         forced: accept by decree, for profiling; marked in every record. Its ``prompts: random`` use ``prompt_len``.
         cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
         profile: a calibrated profile, whose cost they know instead.
+        opd: train the drafter while it serves, by a trainer on this machine; null = it stays as it is. A server at a
+            url must run here, too, and take orders for experiments; in the end it serves the drafter it began with.
+        alarm: watches tau; null = nobody does.
         arguments: more of SGLang's own, by name, for a server that is started: ``{attention_backend: fa3}``.
     """
 
@@ -93,11 +106,13 @@ class SglangBackend(EngineBackend):
     forced: Forced | None = None
     cost: AnyCost | None = None
     profile: str | None = None
+    opd: Opd | None = None
+    alarm: Alarm | None = None
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = self._believe(self.cost, self.profile)
+        problems = self._believe(self.cost, self.profile) + self._untaught(self.opd, self.forced)
         if self.kv.blocks is None:
             problems.append("kv.blocks: is missing; a server's memory has a size (its max_total_num_tokens / page_size)")
         if self.kv.prefix_cache:
@@ -160,9 +175,11 @@ class SglangBackend(EngineBackend):
         """Refuse what cannot run.
 
         Raises:
-            InputError: a domain has no prompts.
+            InputError: a domain has no prompts, or a trainer is asked for and torch is not installed.
         """
         check_domains(workload, self.prompts, self.rows)
+        if self.opd is not None and self.opd.enabled and find_spec("torch") is None:
+            raise InputError("backend.opd: its trainer runs in this environment; needs `pip install adasim[real]`")
 
     def served_requests(self, workload: Workload, seed: int) -> list[Request]:
         """A workload's requests with the lengths of the prompts that they will get."""
@@ -175,7 +192,7 @@ class SglangBackend(EngineBackend):
             accepted: drafts that every block accepts, as far as it is verified.
             prefill: ignored: SGLang has no other way to a context than to compute it.
         """
-        return {"forced": Forced(lengths=[accepted], prompts="random").model_dump(), "ignore_eos": True}
+        return {"forced": Forced(lengths=[accepted], prompts="random").model_dump(), "ignore_eos": True, "opd": None}
 
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Serve one run in real time.
@@ -191,21 +208,30 @@ class SglangBackend(EngineBackend):
         if lines := differences(self, info):
             raise InputError(*(f"backend.{line}" for line in lines))
         collector, before = Collector(api), api.metrics()
-        collector.start()
         name = f"adasim-{os.getpid()}-{next(_runs)}-"
-        sender = Sender(api, requests, prompts, name, self._shape())
-        try:
-            self._order(api, workload, requests, policy)
-            began_s = time.monotonic()
-            traffic = self._send(sender, workload, began_s)
-        except BaseException:  # Ctrl-C: a server that stays must not go on with what nobody waits for
-            sender.abort()
-            collector.finish()
-            raise
+        sender = Sender(api, requests, prompts, name, self._shapes(requests, workload))
+        with self._trained(api, workload, f"{policy.label}-{seed}") as training:
+            collector.start()
+            try:
+                self._order(api, workload, requests, policy)
+                began_s = time.monotonic()
+                traffic = self._send(sender, workload, began_s)
+            except BaseException:  # Ctrl-C: a server that stays must not go on with what nobody waits for
+                sender.abort()
+                collector.finish()
+                raise
         unread = collector.finish()
         replay = self._replay(requests, workload, traffic, collector, began_s, name)
+        if training is not None:
+            replay.recorder.events += training.events(began_s)
+        if training is not None or self.alarm is not None:
+            tell_drift(replay.recorder.events, workload, requests, replay.lives)
         records = replay.records()
         records.notes += notes_of(self, traffic, collector, replay)
+        if training is not None:
+            records.notes += training.notes()
+            if training.left:
+                stop_kept()
         if traffic.lost or unread:
             records.notes.append(f"cut short: {traffic.lost or unread}")
             raise CutShort(records, loss_of(traffic, unread, requests, replay), again=server is not None)
@@ -269,10 +295,26 @@ class SglangBackend(EngineBackend):
             return sender.open(began_s)
         return sender.closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
 
-    def _shape(self) -> dict[str, Any]:
-        """SGLang's sampling parameters."""
+    @contextmanager
+    def _trained(self, api: Api, workload: Workload, run: str) -> "Iterator[Training | None]":
+        """With a trainer beside it, where one is asked for."""
+        if self.opd is None or not self.opd.enabled:
+            yield None
+            return
+        from adasim.real.sglang_client.training import trained
+
+        with trained(api, self.opd, run, workload.domain_names, self.sampling) as training:
+            yield training
+
+    def _shapes(self, requests: list[Request], workload: Workload) -> list[dict[str, Any]]:
+        """SGLang's sampling parameters of each request; a trainer is told its domain."""
         ends = {"ignore_eos": True} if self.ignore_eos else {"stop_token_ids": sorted(chat_encoder(self.target)[1])}
-        return {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p} | ends
+        shared = {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p} | ends
+        shapes = [shared | {"max_new_tokens": r.output_len} for r in requests]
+        if self.opd is None or not self.opd.enabled:
+            return shapes
+        names = workload.domain_names
+        return [s | {"custom_params": {DOMAIN: names[r.domain]}} for s, r in zip(shapes, requests, strict=True)]
 
     def _asked(self, workload: Workload, seed: int) -> tuple[list[Request], list[list[int]]]:
         if self.forced is not None and self.forced.prompts == "random":
@@ -298,9 +340,8 @@ class SglangBackend(EngineBackend):
         began_s: float,
         name: str,
     ) -> Replay:
-        replay = Replay(
-            requests, workload.domain_names, self.caps().block, self.kv.block_tokens, began_s + collector.offset_s
-        )
+        shape, began_s_there = (self.caps().block, self.kv.block_tokens), began_s + collector.offset_s
+        replay = Replay(requests, workload.domain_names, *shape, began_s_there, self.alarm)
         tokens = {i: int(a["meta_info"]["completion_tokens"]) for i, a in traffic.answers.items()}
         replay.sent({i: s - began_s for i, s in traffic.sent_s.items()}, tokens)
         own = {n: int(full.removeprefix(name)) for n, full in collector.names.items() if full.startswith(name)}

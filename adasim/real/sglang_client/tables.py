@@ -6,9 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from adasim.calibration.alarm import Alarm
 from adasim.real.sglang_plugin.rounds import Entry, Prefill, Round
 from adasim.records import Records, StepRecord
 from adasim.serving.lives import FINISHED, RUNNING, WAITING, Lives
+from adasim.serving.monitor import Finished, Monitor
 from adasim.serving.recorder import Recorder
 from adasim.types import IntArray, Request
 
@@ -23,6 +25,7 @@ class Replay:
         block: positions of a full block, the anchor counted.
         block_tokens: tokens of a KV block.
         began_s: when the run began, on the server's clock.
+        alarm: watches tau; None = nobody does.
         strangers: requests in its steps that are not of this run.
     """
 
@@ -31,13 +34,18 @@ class Replay:
     block: int
     block_tokens: int
     began_s: float
+    alarm: Alarm | None = None
     strangers: int = 0
     lives: Lives = field(init=False)
     recorder: Recorder = field(init=False)
+    _monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
         self.lives = Lives(self.requests, np.zeros(len(self.requests), dtype=np.int64))
         self.recorder = Recorder(self.domains, self.block, rounds=True)
+        if self.alarm is not None:
+            recorder = self.recorder
+            self._monitor = Monitor(self.alarm, self.domains, lambda: recorder.draft_version, recorder.events)
 
     def sent(self, sent_s: Mapping[int, float], tokens: Mapping[int, int]) -> None:
         """When requests were sent, seconds of the run, and the tokens that those that finished were given."""
@@ -54,6 +62,7 @@ class Replay:
         rows = [row for row, index in enumerate(indices) if index is not None and self._takes_part(index)]
         if not rows:  # overlapped scheduling: a round for requests that had just finished
             return
+        self.recorder.draft_version = entry.draft_version
         ids = np.array([indices[row] for row in rows], dtype=np.int64)
         if isinstance(entry, Prefill):
             self._prefill(entry, rows, ids)
@@ -114,13 +123,14 @@ class Replay:
             np.array([values[row] for row in rows], dtype=np.int64)
             for values in (entry.draft_lens, entry.verify_lens, entry.accepted)
         )
-        estimates = entry.accept_lens
-        shown = None if estimates is None else np.array([estimates[row] for row in rows])
-        whole = None if entry.whole is None else np.array([entry.whole[row] for row in rows])
-        version = self.recorder.draft_version = entry.draft_version
+        shown, whole, confidence = (
+            None if values is None else np.array([values[row] for row in rows])
+            for values in (entry.accept_lens, entry.whole, entry.confidences)
+        )
+        version = entry.draft_version
         assert self.recorder.rounds is not None
         self.recorder.rounds.add(
-            len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, whole, version
+            len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, whole, version, confidence
         )  # fmt: skip
         lives.draft_version[ids] = version
         emitted = np.minimum(accepted + 1, lives.want[ids] - lives.done[ids])
@@ -144,6 +154,8 @@ class Replay:
         """Requests that have all their tokens."""
         done = ids[self.lives.done[ids] >= self.lives.want[ids]]
         self.lives.finish_s[done], self.lives.status[done] = end_s, FINISHED
+        for index in done.tolist() if self._monitor is not None else ():
+            self._monitor.on_finish(Finished.of(self.lives, index))
 
     def _step(self, entry: Entry, **counts: Any) -> None:
         counted = ("decoding", "prefill_tokens", "draft_tokens", "verify_tokens", "accepted", "emitted", "first_tokens")
