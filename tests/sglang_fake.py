@@ -90,6 +90,7 @@ class FakeServer:
         self.waiting: list[Running] = []
         self.running: list[Running] = []
         self.finished, self.paused = 0, False
+        self.held: Callable[[], bool] = lambda: False  # whether steps wait for something
         self.changed, self.luck = Condition(), count()
         handler = type("Handler", (_Handler,), {"fake": self})
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -121,7 +122,7 @@ class FakeServer:
         while not self.dead:
             with self.changed:
                 idle = not self.running and (not self.waiting or self.player.holds(len(self.waiting)))
-                if idle or self.paused:
+                if idle or self.paused or self.held():
                     self.changed.wait(0.05)
                     continue
                 self.decider.queued = len(self.waiting)

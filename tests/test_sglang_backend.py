@@ -30,8 +30,7 @@ from adasim.profiling.campaign import Campaign
 from adasim.profiling.design import design
 from adasim.profiling.report import ready, write
 from adasim.real.sampling import Forced
-from adasim.real.sglang_client import backend as module
-from adasim.real.sglang_client import collector, process
+from adasim.real.sglang_client import asking, collector, process
 from adasim.real.sglang_client.api import Api
 from adasim.real.sglang_client.backend import SglangBackend
 from adasim.real.sglang_client.counters import counters, others
@@ -56,7 +55,7 @@ OUT = 12
 @pytest.fixture(autouse=True)
 def _texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts as bytes: no tokenizer is loaded."""
-    monkeypatch.setattr(module, "chat_encoder", lambda target: (lambda text: list(text.encode()), frozenset({2})))
+    monkeypatch.setattr(asking, "chat_encoder", lambda target: (lambda text: list(text.encode()), frozenset({2})))
 
 
 @pytest.fixture

@@ -1,11 +1,9 @@
 """The SGLang backend: a scenario's requests answered by a server of SGLang with adasim's plugin. Loads no SGLang."""
 
-import json
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import lru_cache
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -21,19 +19,12 @@ from adasim.errors import InputError
 from adasim.identity import EngineIdentity, fingerprint, processor
 from adasim.policies.base import Policy
 from adasim.policies.scheduler import AnyScheduler, Fcfs
-from adasim.real.asked import (
-    chat_encoder,
-    check_context,
-    check_domains,
-    draft_folder,
-    draft_limits,
-    with_random_tokens,
-    with_texts,
-)
+from adasim.real.asked import check_domains, draft_folder, draft_limits
 from adasim.real.engine_backend import EngineBackend
 from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
 from adasim.real.sglang_client.api import Api, Gone, Refused
+from adasim.real.sglang_client.asking import asked, check_lengths, model_config, shapes
 from adasim.real.sglang_client.collector import Collector
 from adasim.real.sglang_client.counters import others
 from adasim.real.sglang_client.launching import OURS, gpu_name, launch_of
@@ -43,7 +34,6 @@ from adasim.real.sglang_client.said import loss_of, notes_of
 from adasim.real.sglang_client.tables import Replay
 from adasim.real.sglang_client.traffic import Sender, Traffic
 from adasim.real.sglang_plugin.orders import Orders, Play
-from adasim.real.sglang_plugin.settings import DOMAIN
 from adasim.records import CutShort, Records
 from adasim.serving.drift import tell_drift
 from adasim.serving.kv import KvMemory
@@ -128,6 +118,11 @@ class SglangBackend(EngineBackend):
             raise ValueError("; ".join(problems))
         return self
 
+    @property
+    def trains(self) -> bool:
+        """Whether the drafter learns while it serves."""
+        return self.opd is not None and self.opd.enabled
+
     def identity(self) -> EngineIdentity:
         """Where this engine's numbers come from; what the server resolved its arguments to, once it runs.
 
@@ -161,7 +156,7 @@ class SglangBackend(EngineBackend):
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
-        longest, provides = draft_limits(_config(self.draft_folder()))
+        longest, provides = draft_limits(model_config(self.draft_folder()))
         return EngineCaps(
             max_draft_len=longest,
             max_running_requests=self.max_running_requests,
@@ -178,12 +173,12 @@ class SglangBackend(EngineBackend):
             InputError: a domain has no prompts, or a trainer is asked for and torch is not installed.
         """
         check_domains(workload, self.prompts, self.rows)
-        if self.opd is not None and self.opd.enabled and find_spec("torch") is None:
+        if self.trains and find_spec("torch") is None:
             raise InputError("backend.opd: its trainer runs in this environment; needs `pip install adasim[real]`")
 
     def served_requests(self, workload: Workload, seed: int) -> list[Request]:
         """A workload's requests with the lengths of the prompts that they will get."""
-        return self._asked(workload, seed)[0]
+        return asked(self, workload, seed)[0]
 
     def forced_fields(self, accepted: int, *, prefill: bool) -> dict[str, Any]:
         """Fields for runs that measure costs: acceptance by decree, prompts of the workload's own lengths.
@@ -201,15 +196,15 @@ class SglangBackend(EngineBackend):
             InputError: the server is not the one that the scenario means, or refuses the run.
             CutShort: it went away, with the records of what it had done.
         """
-        requests, prompts = self._asked(workload, seed)
-        self._check_lengths(requests)
+        requests, prompts = asked(self, workload, seed)
+        check_lengths(self, requests)
         server, api = self._connect()
         info = _info(api)
         if lines := differences(self, info):
             raise InputError(*(f"backend.{line}" for line in lines))
         collector, before = Collector(api), api.metrics()
         name = f"adasim-{os.getpid()}-{next(_runs)}-"
-        sender = Sender(api, requests, prompts, name, self._shapes(requests, workload))
+        sender = Sender(api, requests, prompts, name, shapes(self, workload, requests))
         with self._trained(api, workload, f"{policy.label}-{seed}") as training:
             collector.start()
             try:
@@ -221,7 +216,11 @@ class SglangBackend(EngineBackend):
                 collector.finish()
                 raise
         unread = collector.finish()
-        replay = self._replay(requests, workload, traffic, collector, began_s, name)
+        replay = Replay(
+            requests, workload.domain_names, self.caps().block, self.kv.block_tokens, began_s + collector.offset_s,
+            self.alarm,
+        )  # fmt: skip
+        replay.run(traffic, collector, began_s, name)
         if training is not None:
             replay.recorder.events += training.events(began_s)
         if training is not None or self.alarm is not None:
@@ -230,8 +229,8 @@ class SglangBackend(EngineBackend):
         records.notes += notes_of(self, traffic, collector, replay)
         if training is not None:
             records.notes += training.notes()
-            if training.left:
-                stop_kept()
+            if training.left and server is None:
+                records.notes.append(f"ALARM: the server is not as it was before the run; start it anew: {training.left}")
         if traffic.lost or unread:
             records.notes.append(f"cut short: {traffic.lost or unread}")
             raise CutShort(records, loss_of(traffic, unread, requests, replay), again=server is not None)
@@ -303,51 +302,13 @@ class SglangBackend(EngineBackend):
             return
         from adasim.real.sglang_client.training import trained
 
-        with trained(api, self.opd, run, workload.domain_names, self.sampling) as training:
-            yield training
-
-    def _shapes(self, requests: list[Request], workload: Workload) -> list[dict[str, Any]]:
-        """SGLang's sampling parameters of each request; a trainer is told its domain."""
-        ends = {"ignore_eos": True} if self.ignore_eos else {"stop_token_ids": sorted(chat_encoder(self.target)[1])}
-        shared = {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p} | ends
-        shapes = [shared | {"max_new_tokens": r.output_len} for r in requests]
-        if self.opd is None or not self.opd.enabled:
-            return shapes
-        names = workload.domain_names
-        return [s | {"custom_params": {DOMAIN: names[r.domain]}} for s, r in zip(shapes, requests, strict=True)]
-
-    def _asked(self, workload: Workload, seed: int) -> tuple[list[Request], list[list[int]]]:
-        if self.forced is not None and self.forced.prompts == "random":
-            return with_random_tokens(workload, seed, int(_config(self.target_folder())["vocab_size"]))
-        return with_texts(workload, seed, self.prompts, self.rows, chat_encoder(self.target)[0])
-
-    def _check_lengths(self, requests: list[Request]) -> None:
-        check_context(requests, self.target, int(_config(self.target_folder())["max_position_embeddings"]))
-        self.kv.check(requests, self.caps().block)
-        for r in requests:
-            if r.prompt_len > self.max_prefill_tokens:
-                raise InputError(
-                    f"workload: request {r.id} has {r.prompt_len} prompt tokens; SGLang would compute them in chunks of "
-                    f"backend.max_prefill_tokens {self.max_prefill_tokens}, which is not simulated; raise it"
-                )
-
-    def _replay(
-        self,
-        requests: list[Request],
-        workload: Workload,
-        traffic: Traffic,
-        collector: Collector,
-        began_s: float,
-        name: str,
-    ) -> Replay:
-        shape, began_s_there = (self.caps().block, self.kv.block_tokens), began_s + collector.offset_s
-        replay = Replay(requests, workload.domain_names, *shape, began_s_there, self.alarm)
-        tokens = {i: int(a["meta_info"]["completion_tokens"]) for i, a in traffic.answers.items()}
-        replay.sent({i: s - began_s for i, s in traffic.sent_s.items()}, tokens)
-        own = {n: int(full.removeprefix(name)) for n, full in collector.names.items() if full.startswith(name)}
-        for entry in collector.steps:
-            replay.play(entry, own)
-        return replay
+        training = None
+        try:
+            with trained(api, self.opd, run, workload.domain_names, self.sampling) as training:
+                yield training
+        finally:
+            if training is not None and training.left and self.url is None:  # the next run is to have another server
+                stop_kept()
 
 
 def _info(api: Api) -> dict[str, Any]:
@@ -355,9 +316,3 @@ def _info(api: Api) -> dict[str, Any]:
         return api.info()
     except Gone as error:
         raise InputError(f"backend: no server answers: {error}") from error
-
-
-@lru_cache(maxsize=16)
-def _config(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return found

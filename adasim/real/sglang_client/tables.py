@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 
 from adasim.calibration.alarm import Alarm
+from adasim.real.sglang_client.collector import Collector
+from adasim.real.sglang_client.traffic import Traffic
 from adasim.real.sglang_plugin.rounds import Entry, Prefill, Round
 from adasim.records import Records, StepRecord
 from adasim.serving.lives import FINISHED, RUNNING, WAITING, Lives
@@ -46,6 +48,19 @@ class Replay:
         if self.alarm is not None:
             recorder = self.recorder
             self._monitor = Monitor(self.alarm, self.domains, lambda: recorder.draft_version, recorder.events)
+
+    def run(self, traffic: Traffic, collector: Collector, began_s: float, name: str) -> None:
+        """All that was sent and all steps.
+
+        Args:
+            began_s: when the run began, on this machine's clock.
+            name: what SGLang's ids of its requests begin with.
+        """
+        tokens = {i: int(a["meta_info"]["completion_tokens"]) for i, a in traffic.answers.items()}
+        self.sent({i: s - began_s for i, s in traffic.sent_s.items()}, tokens)
+        own = {n: int(full.removeprefix(name)) for n, full in collector.names.items() if full.startswith(name)}
+        for entry in collector.steps:
+            self.play(entry, own)
 
     def sent(self, sent_s: Mapping[int, float], tokens: Mapping[int, int]) -> None:
         """When requests were sent, seconds of the run, and the tokens that those that finished were given."""
@@ -154,8 +169,9 @@ class Replay:
         """Requests that have all their tokens."""
         done = ids[self.lives.done[ids] >= self.lives.want[ids]]
         self.lives.finish_s[done], self.lives.status[done] = end_s, FINISHED
-        for index in done.tolist() if self._monitor is not None else ():
-            self._monitor.on_finish(Finished.of(self.lives, index))
+        if self._monitor is not None:
+            for index in done.tolist():
+                self._monitor.on_finish(Finished.of(self.lives, index))
 
     def _step(self, entry: Entry, **counts: Any) -> None:
         counted = ("decoding", "prefill_tokens", "draft_tokens", "verify_tokens", "accepted", "emitted", "first_tokens")

@@ -65,8 +65,6 @@ class Training:
             said.append(f"distillation: {untapped} requests showed the trainer nothing: the server was too busy for it")
         if failed := self.tap.get("failed"):
             said.append(f"ALARM: the server stopped showing the trainer anything: {failed}")
-        if self.left:
-            said.append(f"ALARM: the server is not as it was before the run; start it anew: {self.left}")
         return said
 
     def _join(self) -> None:
