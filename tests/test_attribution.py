@@ -1,5 +1,6 @@
 """The part of the model that is wrong is the one that is named."""
 
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -7,14 +8,16 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.estimate.survival import survival_of
 from adasim.calibration.head_quality import HeadQuality
 from adasim.errors import InputError
 from adasim.policies.base import Policy
+from adasim.policies.fixed import Fixed
 from adasim.policies.head import Head
 from adasim.records import Records
 from adasim.simulator.backend import SimBackend
-from adasim.validation.attribution import ALL, own_head, summary_of, to_blame
+from adasim.validation.attribution import ALL, own_acceptance, own_head, summary_of, to_blame
 from adasim.validation.report import answer, bars_table
 from adasim.validation.study import examine
 from adasim.workload import Closed
@@ -99,6 +102,22 @@ def test_a_head_is_found_although_it_cut_the_blocks_itself(gamma: float) -> None
     assert found.noise == pytest.approx(3.0, rel=0.08)
     assert found.bias == pytest.approx(-0.8, abs=0.3)
     assert found.margin_slope == 0.7  # nothing is told of it
+
+
+def test_short_answers_show_settled_rounds() -> None:
+    """Their first rounds start anywhere and accept more; taken for settled, 16-token answers move tau by 8 %."""
+    text = {"spread": 0.1, "correlation": 0.6, "range_tokens": 20.0}
+    backend = SimBackend.model_validate(raw()["backend"] | {"acceptance": acceptance(**text)})
+    load = Closed.model_validate(
+        {"concurrency": 16, "requests": 3000, "domains": {"code": 1.0}, "output_len": {"kind": "fixed", "tokens": 16}}
+    )
+    records = backend.run(load, Fixed(verify_len=16), 0)
+    model = backend.calibrated_acceptance
+    assert isinstance(model, CurveAcceptance)
+    true = 1 + model.survival("code", 15).sum()
+    taken, settled = (1 + own_acceptance(records.blocks, model, 15, n).survival("code", 15).sum() for n in (inf, 15.0))
+    assert taken / true - 1 > 0.06
+    assert settled == pytest.approx(true, rel=0.02)
 
 
 def test_too_few_reports_say_nothing() -> None:

@@ -1,7 +1,8 @@
 """Runs of one engine take turns of seconds, begin and end together, and give what they give alone."""
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -51,11 +52,11 @@ def test_time_of_others_does_not_count() -> None:
 
 
 def test_the_last_turn_gives_what_was_made() -> None:
-    def run() -> Iterator[float]:
+    def run() -> Generator[float, None, str]:
         yield from (0.5, 1.0)
         return "records"
 
-    assert to_the_end(run()) == "records"  # type: ignore[arg-type]
+    assert to_the_end(run()) == "records"
 
 
 def test_turns_change_no_token_and_no_own_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +80,7 @@ def test_all_of_them_begin_and_end_together(tmp_path: Path, monkeypatch: pytest.
     scenarios = [t.scenario() for t in made]
     whole = type(scenarios[0].backend).turns  # type: ignore[union-attr]
 
-    def turns(backend: object, workload: object, policy: object, seed: int) -> Iterator[float]:
+    def turns(backend: object, workload: object, policy: object, seed: int) -> Generator[float, None, Any]:
         run = whole(backend, workload, policy, seed)  # type: ignore[arg-type]
         while True:
             order.append(seed)
@@ -99,7 +100,7 @@ def test_one_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: pytest.Mo
     kind = type(made[0].scenario().backend)
     whole = kind.turns  # type: ignore[union-attr]
 
-    def turns(backend: object, workload: object, policy: object, seed: int) -> Iterator[float]:
+    def turns(backend: object, workload: object, policy: object, seed: int) -> Generator[float, None, Any]:
         if seed == 1:
             raise RuntimeError("no room")
         return (yield from whole(backend, workload, policy, seed))  # type: ignore[arg-type]

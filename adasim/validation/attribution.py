@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import log
+from math import inf, log
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.adjust import Adjust
 from adasim.calibration.estimate.head import head_of
 from adasim.calibration.estimate.survival import survival_of
+from adasim.calibration.estimate.text_model import Shape, settled
 from adasim.calibration.head_quality import HeadQuality
 from adasim.calibration.survival import Measured
 from adasim.errors import InputError
@@ -26,11 +27,23 @@ PARTS = (*TIMES, "acceptance", "head")
 ALL = "all together"
 
 
-def own_acceptance(blocks: pd.DataFrame, model: CurveAcceptance, max_draft_len: int) -> CurveAcceptance:
-    """The model with the survival of recorded blocks in the domains they met; correlation, spread and head stay."""
+def own_acceptance(
+    blocks: pd.DataFrame, model: CurveAcceptance, max_draft_len: int, tokens: float = inf
+) -> CurveAcceptance:
+    """The model with the survival of recorded blocks in the domains they met; correlation, spread and head stay.
+
+    Args:
+        blocks: ``BlockRecord`` columns.
+        model: whose curves are of settled rounds.
+        max_draft_len: K.
+        tokens: mean answer behind the prefill's token: first rounds of short ones start anywhere, and accept more.
+    """
     met = [d for d in blocks["domain"].unique() if d in model.curves]
     prior = {d: model.survival(d, max_draft_len) for d in met}
     found = survival_of(blocks[blocks["domain"].isin(met)], max_draft_len, prior)
+    if tokens < inf:
+        shape = Shape(model.spread, model.correlation, model.range_tokens)
+        found = {d: settled(curve, shape, tokens) for d, curve in found.items()}
     curves = {d: Measured(kind="measured", values=curve.tolist()) for d, curve in found.items()}
     off = {"temperature": 0.0, "tau_by_temperature": None}  # the curves are measured at the temperature they are used at
     return model.model_copy(update={"curves": model.curves | curves, **off})
@@ -125,7 +138,8 @@ class Attribution:
         model = twin.backend.calibrated_acceptance
         blocks, head = self._blocks(run, records), None
         if isinstance(model, CurveAcceptance) and (blocks["verify_len"] > 1).any():
-            swapped = own_acceptance(blocks, model, twin.backend.max_draft_len)
+            tokens = float(records.requests["tokens"].mean()) - 1
+            swapped = own_acceptance(blocks, model, twin.backend.max_draft_len, tokens)
             found["acceptance"] = (lambda t: t.with_(acceptance=_with_head(swapped, t)), _same)
             seen = {d: swapped.survival(d, twin.backend.max_draft_len) for d in records.blocks["domain"].unique()}
             head = own_head(records.rounds, model.head, seen)

@@ -11,6 +11,7 @@ import pandas as pd
 from adasim.page import Page, Story, Table, number, short, write_page
 from adasim.statistics import CONFIDENCE
 from adasim.tolerances import Validation
+from adasim.turns import TURN_S
 from adasim.validation.accuracy import MAIN, Bar, Noise, held_out
 from adasim.validation.attribution import ALL
 from adasim.validation.figures import MARK, captions, draw
@@ -92,6 +93,23 @@ def answer(found: Findings) -> list[str]:
     return says
 
 
+def _order(found: Findings, settings: Validation) -> str:
+    """How runs and their references lie in time."""
+    ages = found.measured.loc[~found.measured["reference"], "reference_age_s"]
+    if ages.notna().all() and (ages == 0).all():
+        return (
+            f"Up to {settings.pair} policies and plain decoding take turns of {TURN_S:g} s on the engine, on clocks of "
+            "their own; the one least far goes next, so that all begin and end together. Every point comes once before "
+            "any twice. A run is divided by the plain decoding beside it."
+        )
+    age = f"{ages.max():.0f} s at most" if ages.notna().any() else "in no known order"
+    return (
+        f"Measured runs alternate with plain decoding (a reference, {settings.pair} policies, a reference, ...), every "
+        "point once before any twice. A run is divided by the reference interpolated between the ones before and after; "
+        f"they lie {age} apart; a run further than {settings.reference_age_s:g} s is not judged."
+    )
+
+
 def _told(bar: Bar) -> str:
     return f"{bar.what} {_value(bar, bar.value)}, allowed {_value(bar, bar.limit)}"
 
@@ -103,13 +121,8 @@ def _value(bar: Bar, value: float) -> str:
 
 def method(found: Findings, settings: Validation) -> list[str]:
     """How it was measured and simulated."""
-    ages = found.measured.loc[~found.measured["reference"], "reference_age_s"]
-    age = f"{ages.max():.0f} s at most" if ages.notna().any() else "in no known order"
     return [
-        f"Measured runs alternate with plain decoding (a reference, {settings.pair} policies, a reference, ...), every "
-        "point once before any twice. A run is divided by the reference interpolated between the ones before and after; "
-        f"they lie {age} apart; a run further than {settings.reference_age_s:g} s is not judged. What both share, like a "
-        "slower machine, cancels.",
+        f"{_order(found, settings)} What both share, like a slower machine, cancels.",
         f"Simulated: the twin of every measured run, with the requests as served and the engine's own limits, "
         f"{settings.replications} times with luck of its own; divided by the twin of the plain decoding beside it. "
         "Policies believe of time what they believe on the real engine. A request's output length is an input where the "
@@ -119,8 +132,8 @@ def method(found: Findings, settings: Validation) -> list[str]:
         "Repeat error: how far measured over simulated throughput (over plain decoding) of a run lies from its cell's "
         f"mean, {_percent(found.noise.run)}, and of a mean over the cell's repeats, {_percent(found.noise.cell)}: what a "
         "right model would be off by. The simulation knows which requests a repeat serves; the luck of the text, of the "
-        f"machine and of the simulation are in it. Tokens/s move by {_percent(found.noise.absolute)}; references that "
-        f"follow each other differ by {_percent(found.noise.reference)}.",
+        f"machine and of the simulation are in it. Tokens/s move by {_percent(found.noise.absolute)}"
+        + ("." if isnan(found.noise.reference) else f"; two references of a block by {_percent(found.noise.reference)}."),
         "Limits hold over held-out cells: cells that the profile was fitted on, and plain decoding itself, do not count. "
         "tau and TPOT have limits on the mean error; how many cells exceed a limit is said beside.",
         "Ranking: a gap between two policies exceeds noise when it exceeds 1 % and its interval, all gaps of a point "
