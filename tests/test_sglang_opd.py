@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ from adasim.real.opd_process import COMMAND  # noqa: E402
 from adasim.real.replay import kept_settings  # noqa: E402
 from adasim.real.samples import read_samples  # noqa: E402
 from adasim.real.sglang_client import asking, training  # noqa: E402
+from adasim.real.sglang_client import backend as backend_file  # noqa: E402
+from adasim.real.sglang_client.api import Api  # noqa: E402
 from adasim.real.sglang_client.backend import SglangBackend  # noqa: E402
 from adasim.real.sglang_client.launching import launch_of  # noqa: E402
 from adasim.real.sglang_client.tables import Replay  # noqa: E402
@@ -185,21 +188,39 @@ def test_a_server_that_keeps_a_trained_drafter_is_told_and_refused_from_then_on(
     served: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with served("degraded", opd=OPD | {"rollback": None}) as (server, attached):
-        real = server.post
-
-        def post(path: str, body: dict[str, Any]) -> Any:
-            if server.decider.version == 1:
-                server.refuses = {"begin_weight_update": "busy"}
-            return real(path, body)
-
-        monkeypatch.setattr(server, "post", post)
-        server.held = lambda: server.finished >= 8 and len(server.versions) < 2
+        takes_one_version(server, monkeypatch)
         records = attached.run(closed(), Fixed(verify_len=8), 0)
         with pytest.raises(InputError) as caught:
             attached.model_copy(update={"opd": None}).run(closed(), Off(), 0)
     (note,) = [n for n in records.notes if "ALARM" in n]
     assert "not as it was before the run; start it anew: the server began no update: busy" in note
     assert caught.value.problems == ("backend.drafter (its version, 0 = as it was started with): 0, the server has 1",)
+
+
+def takes_one_version(server: TrainedServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And gives it back no more."""
+    real = server.post
+
+    def post(path: str, body: dict[str, Any]) -> Any:
+        if server.decider.version == 1:
+            server.refuses = {"begin_weight_update": "busy"}
+        return real(path, body)
+
+    monkeypatch.setattr(server, "post", post)
+    server.held = lambda: server.finished >= 8 and len(server.versions) < 2
+
+
+def test_a_server_of_ones_own_that_keeps_a_trained_drafter_is_stopped(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served("degraded", opd=OPD | {"rollback": None}) as (server, attached):
+        takes_one_version(server, monkeypatch)
+        monkeypatch.setattr(backend_file, "keep", lambda launch: SimpleNamespace(api=Api(server.url)))
+        monkeypatch.setattr(backend_file, "stop_kept", server._die)
+        records = attached.model_copy(update={"url": None}).run(closed(), Fixed(verify_len=8), 0)
+        assert server.dead  # the next run has another one
+    assert records.requests["status"].eq("finished").all()
+    assert not any("ALARM" in n for n in records.notes)
 
 
 def test_ctrl_c_leaves_the_server_as_it_was(

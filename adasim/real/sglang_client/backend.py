@@ -215,7 +215,9 @@ class SglangBackend(EngineBackend):
                 sender.abort()
                 collector.finish()
                 raise
-        unread = collector.finish()
+            unread = collector.finish()
+            answered = len(traffic.answers) == len(requests) and not unread
+            after = api.metrics() if answered else None
         replay = Replay(
             requests, workload.domain_names, self.caps().block, self.kv.block_tokens, began_s + collector.offset_s,
             self.alarm,
@@ -239,8 +241,8 @@ class SglangBackend(EngineBackend):
             raise InputError(*wrong[:5], *more)
         own = {"sglang:generation_tokens_total": int(replay.lives.done.sum())}
         own |= {"sglang:prompt_tokens_total": sum(r.prompt_len for i, r in enumerate(requests) if i in traffic.sent_s)}
-        if len(traffic.answers) == len(requests):
-            records.notes += others(before, api.metrics(), own)
+        if answered:
+            records.notes += others(before, after, own)
         return records
 
     def target_folder(self) -> Path:
