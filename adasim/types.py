@@ -130,6 +130,15 @@ class DraftView:
     truth: IntArray | None = None  # [n] L
     margin: FloatArray | None = None  # [n, max_draft_len] logit of the likeliest token less that of the second
 
+    @property
+    def confidence(self) -> FloatArray | None:
+        """Drafts that the curves say will be accepted, of those made, [n]; None: nobody asked for curves."""
+        if self.survival is None:
+            return None
+        made = np.arange(self.survival.shape[1]) < self.draft_lens[:, None]
+        total: FloatArray = np.where(made, self.survival, 0.0).sum(axis=1)
+        return total
+
     def take(self, rows: IntArray) -> "DraftView":
         """The same view for some of its rows."""
         return DraftView(

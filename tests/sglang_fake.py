@@ -22,8 +22,8 @@ from adasim.real.sglang_plugin.decider import Decider, Moments
 from adasim.real.sglang_plugin.orders import read_orders
 from adasim.real.sglang_plugin.player import Player
 from adasim.real.sglang_plugin.rounds import RoundLog
-from adasim.real.sglang_plugin.settings import Settings
-from adasim.types import DraftView, EngineCaps
+from adasim.real.sglang_plugin.settings import ServedOpd, Settings
+from adasim.types import DraftView, EngineCaps, IntArray
 
 LUCK = (0, 3, 1, 7, 2)  # drafts that would be accepted, round by round
 STEP_S = 0.002
@@ -48,8 +48,9 @@ class HostClock:
 class Running:
     """One request."""
 
-    def __init__(self, rid: str, prompt: int, want: int) -> None:
-        self.rid, self.prompt, self.want, self.done = rid, prompt, want, 0
+    def __init__(self, body: dict[str, Any]) -> None:
+        self.rid, self.body, self.prompt, self.done = str(body["rid"]), body, len(body["input_ids"]), 0
+        self.want = int(body["sampling_params"]["max_new_tokens"])
         self.rounds = self.accepted = 0
         self.over, self.aborted = Event(), False
 
@@ -83,12 +84,13 @@ class FakeServer:
         self.clock = HostClock(offset_s)
         limits = EngineCaps(caps.max_draft_len, caps.max_running_requests, provides=frozenset({"survival", "accept_len"}))
         self.decider = Decider(self.settings.policy, limits, RoundLog(self.settings.kept_rounds), self.clock.now)
-        self.player = Player(self.settings, self.decider)
+        self.player = Player(self.settings, self.decider, self.show)
         self.facts, self.info = facts or {}, info or {}
         self.counters = {"generation_tokens": 0, "prompt_tokens": 0} if metrics else None
         self.waiting: list[Running] = []
         self.running: list[Running] = []
-        self.finished = 0
+        self.finished, self.paused = 0, False
+        self.held: Callable[[], bool] = lambda: False  # whether steps wait for something
         self.changed, self.luck = Condition(), count()
         handler = type("Handler", (_Handler,), {"fake": self})
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), handler)
@@ -119,7 +121,8 @@ class FakeServer:
     def _engine(self) -> None:
         while not self.dead:
             with self.changed:
-                if not self.running and (not self.waiting or self.player.holds(len(self.waiting))):
+                idle = not self.running and (not self.waiting or self.player.holds(len(self.waiting)))
+                if idle or self.paused or self.held():
                     self.changed.wait(0.05)
                     continue
                 self.decider.queued = len(self.waiting)
@@ -140,22 +143,26 @@ class FakeServer:
         for r in new:
             r.done = 1
         self.running += new
+        self.prefilled(new)
 
     def _round(self) -> None:
         begin = self.clock.now()
         drafts = self.decider.draft_lens([r.rid for r in self.running], [r.prompt + r.done for r in self.running])
         drafted = self.clock.now()
-        shown = DraftView(drafts, np.full((len(drafts), self.decider.caps.max_draft_len), 0.5), np.full(len(drafts), 3.2))
-        verify = self.decider.verify_lens(shown)
+        needs, n = self.decider.driver.needs, len(drafts)
+        curves = np.full((n, self.decider.caps.max_draft_len), 0.5) if "survival" in needs else None
+        lengths = np.full(n, 3.2) if "accept_len" in needs else None
+        verify = self.decider.verify_lens(DraftView(drafts, curves, lengths))
         verifying = self.clock.now()
         time.sleep(STEP_S)
         self.decider.timed(Moments(begin, drafted, verifying, *self._end()))
         forced, rng = self.player.forced, self.player.rng
-        luck = [LUCK[next(self.luck) % len(LUCK)] for _ in self.running]
+        luck = [self.drawn() for _ in self.running]
         run = [
             min(k, v - 1) if forced is None else forced.run(v - 1, rng)
             for k, v in zip(luck, verify.tolist(), strict=True)
         ]
+        self.verified(verify, run)
         self.decider.accepted(run)
         for r, k in zip(self.running, run, strict=True):
             r.done, r.rounds, r.accepted = min(r.done + k + 1, r.want), r.rounds + 1, r.accepted + k
@@ -170,13 +177,38 @@ class FakeServer:
             self.counters["generation_tokens"] += r.done
             self.counters["prompt_tokens"] += r.prompt
         self.finished += not r.aborted
+        self.left(r)
         r.over.set()
         if self.finished == self.dies_after:
             self._die()
 
+    def drawn(self) -> int:
+        """Drafts that would be accepted of the next block."""
+        return LUCK[next(self.luck) % len(LUCK)]
+
+    def show(self, opd: ServedOpd) -> None:
+        """This one shows a trainer nothing; nor do ``prefilled``, ``verified`` and ``left``."""
+        raise InputError("nobody is shown anything")
+
+    def prefilled(self, new: list[Running]) -> None:
+        """Prompts were run."""
+
+    def verified(self, verify_lens: IntArray, run: list[int]) -> None:
+        """A round accepted so many drafts of each that runs."""
+
+    def left(self, r: Running) -> None:
+        """A request is done."""
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        """The answer to a request; None = hang up."""
+        if path == "/abort_request":
+            self.abort(body["rid"])
+            return {}
+        return (self.generate if path == "/generate" else self.obey)(body)
+
     def generate(self, body: dict[str, Any]) -> dict[str, Any] | None:
         """An answer; None = hang up."""
-        r = Running(body["rid"], len(body["input_ids"]), body["sampling_params"]["max_new_tokens"])
+        r = Running(body)
         with self.changed:
             if self.dead:
                 return None
@@ -229,7 +261,7 @@ class FakeServer:
                 "kv_tokens": (backend.kv.blocks or 0) * backend.kv.block_tokens, "page_size": backend.kv.block_tokens,
                 "policy": self.decider.driver.policy.model_dump(mode="json"), "provides": [],
                 "experiments": self.settings.experiments, "kept_rounds": self.settings.kept_rounds,
-                "next_step": self.decider.step,
+                "next_step": self.decider.step, "draft_version": self.decider.version, "opd": None,
             }  # fmt: skip
         resolved = {
             "version": "0.5.23", "chunked_prefill_size": backend.max_prefill_tokens, "disable_radix_cache": True,
@@ -256,11 +288,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        if self.path == "/abort_request":
-            self.fake.abort(body["rid"])
-            self._answer({})
-        else:
-            self._answer((self.fake.generate if self.path == "/generate" else self.fake.obey)(body))
+        self._answer(self.fake.post(self.path, body))
 
     def _answer(self, what: Any) -> None:
         if what is None and self.fake.dead:

@@ -14,11 +14,12 @@ import yaml
 from adasim.advice.choice import Loop, choose, crossover, half, told
 from adasim.advice.doubt import DRAWS, input_parts, total, validated
 from adasim.advice.known import Known, known_of
+from adasim.advice.measure import Measure
 from adasim.advice.memory import Memory, memory_of
 from adasim.advice.money import Money
 from adasim.advice.sharpen import remaining
 from adasim.advice.steady import World, best_lengths
-from adasim.advice.traffic import mix_of, numbers
+from adasim.advice.traffic import Traffic, mix_of, numbers
 from adasim.calibration.acceptance import CurveAcceptance
 from adasim.calibration.cost import LinearDraft
 from adasim.calibration.formula import FormulaCost
@@ -31,6 +32,7 @@ from adasim.errors import InputError
 from adasim.story import design
 from adasim.tables import GOODPUT, summarise, with_speedup
 from tests.build import adasim, closed, plan
+from tests.recordings import ENGINE
 
 BASE, TOKEN, DRAFT, ALPHA = 10.0, 0.5, 1.0, 0.6
 CROSSES = (ALPHA * BASE - DRAFT) / (TOKEN * (1 - ALPHA))  # one draft: tau (BASE + n t) = BASE + DRAFT + 2 n t; n = 25
@@ -411,3 +413,18 @@ def test_small_parts_by_hand() -> None:
     assert not known_of([], hardware="h200", model="qwen3-8b").measured
     known: Known = known_of(["dcut_h20"])
     assert (known.measured, known.has_head, known.batches, known.max_draft_len) == (True, True, (4, 64), 15)
+
+
+@pytest.mark.parametrize(("engine", "own"), [("torch", True), ("sglang", True), ("vllm", False), (None, False)])
+def test_engines_that_adasim_runs_are_measured_by_adasim(engine: str | None, own: bool, tmp_path: Path) -> None:
+    identity = None if engine is None else ENGINE.model_copy(update={"engine": engine}).model_dump(mode="json")
+    known = known_of([str(profile(tmp_path, identity=identity))])
+    measure = Measure(known, Traffic({}, (4,), None, None, 32.0, 32.0, "made up", real_scenario="mine.yaml"))
+    times, text = measure.times(4), measure.text(4)
+    assert measure.own_engine == own
+    if own:
+        assert times[0].startswith("adasim profile mine.yaml --budget 10m --set 'profile.batches=[1, 2, 4, 8]'")
+        assert text[0].startswith("adasim record mine.yaml --set")
+    else:
+        assert "bench" in times[0]
+        assert times == text

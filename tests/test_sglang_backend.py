@@ -30,8 +30,7 @@ from adasim.profiling.campaign import Campaign
 from adasim.profiling.design import design
 from adasim.profiling.report import ready, write
 from adasim.real.sampling import Forced
-from adasim.real.sglang_client import backend as module
-from adasim.real.sglang_client import collector, process
+from adasim.real.sglang_client import asking, collector, process
 from adasim.real.sglang_client.api import Api
 from adasim.real.sglang_client.backend import SglangBackend
 from adasim.real.sglang_client.counters import counters, others
@@ -41,7 +40,7 @@ from adasim.real.sglang_plugin.decider import Decider, Moments
 from adasim.real.sglang_plugin.orders import Orders, Play, read_orders
 from adasim.real.sglang_plugin.player import Player
 from adasim.real.sglang_plugin.rounds import Prefill, Round, RoundLog
-from adasim.real.sglang_plugin.settings import Settings
+from adasim.real.sglang_plugin.settings import ServedOpd, Settings
 from adasim.recorded import check
 from adasim.recorded import load as load_recorded
 from adasim.records import CutShort
@@ -56,7 +55,7 @@ OUT = 12
 @pytest.fixture(autouse=True)
 def _texts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts as bytes: no tokenizer is loaded."""
-    monkeypatch.setattr(module, "chat_encoder", lambda target: (lambda text: list(text.encode()), frozenset({2})))
+    monkeypatch.setattr(asking, "chat_encoder", lambda target: (lambda text: list(text.encode()), frozenset({2})))
 
 
 @pytest.fixture
@@ -425,8 +424,12 @@ def test_orders_travel_as_a_name() -> None:
     with pytest.raises(InputError) as caught:
         read_orders('adasim {"play": {"policy": {"kind": "hed"}, "more": 1}}')
     assert len(caught.value.problems) == 2
-    with pytest.raises(InputError, match="give play or forget"):
+    with pytest.raises(InputError, match="give play, forget or opd"):
         read_orders("adasim {}")
+
+
+def nothing_shown(opd: ServedOpd) -> None:
+    raise AssertionError(opd)
 
 
 def test_a_busy_player_changes_no_more_than_the_policy() -> None:
@@ -435,7 +438,7 @@ def test_a_busy_player_changes_no_more_than_the_policy() -> None:
     decider: Any = SimpleNamespace(
         driver=driver, caps=SimpleNamespace(cost=None), use=used.append, believe=lambda cost: None
     )
-    player = Player(Settings(policy=Off(), experiments=True), decider)
+    player = Player(Settings(policy=Off(), experiments=True), decider, nothing_shown)
     player.obey(Orders(play=Play(policy=Head())), 3)
     assert used == [Head()]
     for play in (Play(policy=Off()), Play(policy=Head(), together=2), Play(policy=Head(), forced=Forced(lengths=[1]))):
@@ -448,7 +451,7 @@ def test_those_that_wait_are_gathered() -> None:
         driver=SimpleNamespace(policy=Off()), caps=SimpleNamespace(cost=None), use=lambda policy: None,
         believe=lambda cost: None,
     )  # fmt: skip
-    player = Player(Settings(policy=Off(), experiments=True), decider)
+    player = Player(Settings(policy=Off(), experiments=True), decider, nothing_shown)
     assert not player.holds(1)
     player.obey(Orders(play=Play(policy=Off(), together=3)), 0)
     assert [player.holds(n) for n in (0, 1, 2, 3)] == [False, True, True, False]

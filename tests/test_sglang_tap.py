@@ -14,7 +14,7 @@ from adasim.errors import InputError
 from adasim.policies.fixed import Fixed
 from adasim.real.sglang_plugin.decider import Decider
 from adasim.real.sglang_plugin.rounds import Round, RoundLog
-from adasim.real.sglang_plugin.settings import ServedOpd, parse_opd
+from adasim.real.sglang_plugin.settings import DOMAIN, ServedOpd, parse_opd
 from adasim.types import DraftView, EngineCaps
 
 torch = pytest.importorskip("torch")
@@ -23,7 +23,7 @@ from adasim.real.collect import Collector  # noqa: E402
 from adasim.real.opd_process import Folder  # noqa: E402
 from adasim.real.samples import read_samples  # noqa: E402
 from adasim.real.sglang_plugin import tap as tap_file  # noqa: E402
-from adasim.real.sglang_plugin.tap import DOMAIN, Tap  # noqa: E402
+from adasim.real.sglang_plugin.tap import Tap  # noqa: E402
 
 VOCAB, WIDTH, BLOCK = 50, 3, 4
 

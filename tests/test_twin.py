@@ -96,11 +96,14 @@ def test_acceptance_is_that_of_the_temperature_sampled_at() -> None:
     assert twin_of(TorchBackend.model_validate(engine()), profile(identity=ENGINE)).acceptance == profile().acceptance
 
 
-def distilled(policy: dict[str, Any], trained_s: list[float], **opd: Any) -> Twin:
+ON_SGLANG = {"kind": "sglang", "drafter": "smollm2-135m", "kv": {"blocks": 4096, "block_tokens": 1}}
+
+
+def distilled(policy: dict[str, Any], trained_s: list[float], on: dict[str, Any] | None = None, **opd: Any) -> Twin:
     """The twin of a run during which training rounds of so many seconds ended."""
     records = trial({"kind": "head"})[1]
     policies = [policy, {"kind": "head"}]
-    scenario = plan(policies=policies, sweep={}, backend=engine(opd=opd)).trials[0].scenario()
+    scenario = plan(policies=policies, sweep={}, backend=(on or engine()) | {"opd": opd}).trials[0].scenario()
     events = pd.DataFrame({"kind": ["trained"] * len(trained_s), "seconds": trained_s})
     return Twin.of(scenario, profile(learning={"code": {}}), records.requests, events)
 
@@ -128,6 +131,7 @@ def test_plain_decoding_pays_for_a_drafter_only_where_one_is_trained() -> None:
     assert distilled(off, [], enabled=True).policy.loads_drafter
     assert distilled(off, [], enabled=True).policy.label == "plain"
     assert not distilled(off, [], enabled=False).policy.loads_drafter
+    assert not distilled(off, [], ON_SGLANG).policy.loads_drafter
 
 
 def test_an_input_is_moved_as_far_as_it_goes() -> None:

@@ -17,9 +17,9 @@ class Measure:
 
     @property
     def own_engine(self) -> bool:
-        """The profile is of the torch engine, which adasim itself runs."""
+        """The profile is of an engine that adasim itself runs."""
         identity = self.known.profile.identity
-        return identity is not None and identity.engine == "torch"
+        return identity is not None and identity.engine in {"torch", "sglang"}
 
     @property
     def _scenario(self) -> str:

@@ -48,18 +48,10 @@ def train_server_command(
 
 async def _watch(distillation: "Distillation", url: str, *, as_json: bool) -> None:
     """Tell every event."""
-    import asyncio
-
     async with distillation as at:
         if not as_json:
             typer.echo(f"{url}: serves version 0; buffers and versions in {at.folder.root}")
-        told = 0
-        while True:
-            await at.poll()
-            for event in at.events[told:]:
-                typer.echo(_line(event, as_json=as_json))
-            told = len(at.events)
-            await asyncio.sleep(0.25)
+        await at.tend(lambda: False, lambda event: typer.echo(_line(event, as_json=as_json)))
 
 
 def _line(event: "EventRecord", *, as_json: bool) -> str:

@@ -2,8 +2,6 @@
 
 import json
 import platform
-import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +36,7 @@ from adasim.real.sampling import Forced, Sampling
 from adasim.real.turns import Stopwatch, Turns, to_the_end
 from adasim.records import Records
 from adasim.serving.admission import Admission
-from adasim.serving.drift import drift_events
+from adasim.serving.drift import tell_drift
 from adasim.serving.kv import KvMemory
 from adasim.serving.monitor import Finished, Monitor
 from adasim.serving.recorder import Recorder
@@ -93,8 +91,7 @@ class TorchBackend(EngineBackend):
         problems = self._believe(self.cost, self.profile)
         if self.opd is not None and self.drafter is None:
             problems.append("opd needs a drafter")
-        if self.opd is not None and self.forced is not None:
-            problems.append("opd and forced exclude each other: forced text teaches nothing")
+        problems += self._untaught(self.opd, self.forced)
         if problems:
             raise ValueError("; ".join(problems))
         return self
@@ -186,7 +183,7 @@ class TorchBackend(EngineBackend):
         caps, domains = self.caps(), workload.domain_names
         admission = Admission(requests, np.zeros(len(requests), dtype=np.int64), self.scheduler, self.kv, caps)
         recorder = Recorder(domains, caps.block, rounds=True)
-        with self._distiller(start, target, domains, _folder_name(f"{policy.label}-{seed}")) as distiller:
+        with self._distiller(start, target, domains, f"{policy.label}-{seed}") as distiller:
             clock = Stopwatch()
             engine = Engine(
                 target,
@@ -216,8 +213,7 @@ class TorchBackend(EngineBackend):
                 torch.set_num_threads(self.threads)
                 clock.go_on()
         if distiller is not None or monitor is not None:
-            recorder.events += drift_events(workload, requests, admission.lives)
-            recorder.events.sort(key=lambda event: event.time_s)
+            tell_drift(recorder.events, workload, requests, admission.lives)
         records = recorder.records(admission.lives)
         if self.forced is not None:
             records.notes.append(f"acceptance was forced to {self.forced.lengths}: the text means nothing")
@@ -232,12 +228,11 @@ class TorchBackend(EngineBackend):
             return
         from adasim.real.distiller import Distiller
 
-        with tempfile.TemporaryDirectory(prefix="adasim-opd-") as scratch:
-            root = Path(scratch) if self.opd.keep is None else Path(self.opd.keep).expanduser() / run
-            if self.opd.keep is not None and root.exists():
-                raise InputError(f"backend.opd.keep: {root} exists; use another folder")
-            with Distiller(self.opd, start, target, self.target, self.sampling, root, domains) as distiller:
-                yield distiller
+        with (
+            self.opd.run_folder(run) as root,
+            Distiller(self.opd, start, target, self.target, self.sampling, root, domains) as distiller,
+        ):
+            yield distiller
 
     def served_requests(self, workload: Workload, seed: int) -> list[Request]:
         """A workload's requests with the lengths of the prompts that they will get."""
@@ -296,10 +291,6 @@ class TorchBackend(EngineBackend):
                 f"of width {target.arch.hidden}"
             )
         return found, *keep_ready(self._draft_folder(), target)
-
-
-def _folder_name(text: str) -> str:
-    return re.sub(r"[^\w.=-]+", "-", text)
 
 
 def _nothing(*_: object) -> None:

@@ -16,7 +16,6 @@ from adasim.real.checkpoint import Checkpoint
 from adasim.real.collect import Collector
 from adasim.real.draft import ready
 from adasim.real.engine import Engine
-from adasim.real.features import TOP
 from adasim.real.keeper import Keeper
 from adasim.real.opd import Opd
 from adasim.real.opd_process import COMMAND, Folder
@@ -91,17 +90,7 @@ class Distiller:
 
     def notes(self) -> list[str]:
         """What a report must say."""
-        said = [
-            f"distillation: {self.keeper.seen} versions, trainer busy {self.keeper.train_s:.0f} s; target distributions "
-            f"kept as the top {TOP} tokens and the rest; {self.opd.full_verify_share:.0%} of rounds verified their whole "
-            "block"
-        ]
-        if self.buffer.dropped:
-            said.append(f"distillation: {self.buffer.dropped} requests fell out of the buffer before they were trained")
-        if self.trainer.failed:
-            version, why = self.keeper.current, self.trainer.failed
-            said.append(f"ALARM: the trainer failed, serving went on with version {version}: {why}")
-        return said
+        return self.keeper.notes(self.trainer.failed, self.buffer.dropped)
 
     def _take(self, sample: Sample) -> None:
         self.buffer.add(sample)

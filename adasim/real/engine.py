@@ -166,7 +166,8 @@ class Engine:
         drafting = self.clock()
         proposal = self._propose(ids, draft_lens)
         drafted = self.clock()
-        verify_lens = self.driver.verify_lens(view, self._draft_view(proposal, draft_lens))
+        draft = self._draft_view(proposal, draft_lens)
+        verify_lens = self.driver.verify_lens(view, draft)
         verify_lens = np.where(whole, draft_lens + 1, verify_lens)
         deciding = self.clock()
         verdicts = self._verify(ids, proposal, verify_lens, whole.tolist())
@@ -179,8 +180,8 @@ class Engine:
         now, queued, used = self.clock(), len(self.admission.queue), self.admission.pool.used
         if self.recorder.rounds is not None:
             self.recorder.rounds.add(
-                view.step, view.request_ids, self.admission.lives, draft_lens, verify_lens, run, proposal.accept_len,
-                whole, self.recorder.draft_version, proposal.survival,
+                view.step, view.request_ids, self.admission.lives, draft_lens, verify_lens, run, draft.accept_len,
+                whole, self.recorder.draft_version, draft.confidence,
             )  # fmt: skip
         self.admission.land(view.request_ids, draft_lens, verify_lens, run, now, self.recorder)
         self.admission.lives.draft_version[view.request_ids] = self.recorder.draft_version

@@ -8,6 +8,8 @@ from adasim.calibration.cost import CostModel
 from adasim.calibration.profile import Profile
 from adasim.policies.base import Policy
 from adasim.policies.driver import PolicyDriver
+from adasim.real.opd import Opd
+from adasim.real.sampling import Forced
 from adasim.real.turns import Turns
 from adasim.records import Records
 from adasim.types import Component, EngineCaps
@@ -24,6 +26,13 @@ class EngineBackend(Component):
         if profile is not None and cost is not None:
             return ["give cost or profile, not both"]
         self._believed = cost if profile is None else Profile.load(profile).cost
+        return []
+
+    @staticmethod
+    def _untaught(opd: Opd | None, forced: Forced | None) -> list[str]:
+        """Why nothing can be learned from what is served; empty = it can, or nobody wants to."""
+        if opd is not None and forced is not None:
+            return ["opd and forced exclude each other: forced text teaches nothing"]
         return []
 
     @property

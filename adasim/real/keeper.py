@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from adasim.calibration.rollback import Change
 from adasim.real.checkpoint import Checkpoint
+from adasim.real.features import TOP
 from adasim.real.opd import Opd
 from adasim.real.opd_process import Folder, roll_back
 from adasim.real.versions import Version
@@ -37,7 +38,7 @@ class Keeper:
     """
 
     def __init__(self, opd: Opd, start: Checkpoint, folder: Folder, note: Note, *, keep: bool) -> None:
-        self.start, self.folder, self.note, self.keep = start, folder, note, keep
+        self.opd, self.start, self.folder, self.note, self.keep = opd, start, folder, note, keep
         self.judge = Judge(opd.rollback)
         self.current = 0
         self.before = 0  # the version that ``current`` is judged against
@@ -76,6 +77,23 @@ class Keeper:
         if move.kind == "reload":
             self._bad.add(move.number)
             roll_back(self.folder, self.current)
+
+    def notes(self, trainer_failed: str, dropped: int) -> list[str]:
+        """What a report must say.
+
+        Args:
+            trainer_failed: why the trainer is gone; "" = it is not.
+            dropped: requests that fell out of the buffer.
+        """
+        said = [
+            f"distillation: {self.seen} versions, trainer busy {self.train_s:.0f} s; target distributions kept as the "
+            f"top {TOP} tokens and the rest; {self.opd.full_verify_share:.0%} of rounds verified their whole block"
+        ]
+        if dropped:
+            said.append(f"distillation: {dropped} requests fell out of the buffer before they were trained")
+        if trainer_failed:
+            said.append(f"ALARM: the trainer failed, serving went on with version {self.current}: {trainer_failed}")
+        return said
 
     def _forward(self) -> Move | None:
         """The newest version that was not looked at, if it is sound and comes from none that is bad."""

@@ -3,11 +3,17 @@
 Importing this loads no torch. The trainer is ``train_opd``, its process ``opd_process``, the serving side ``distiller``.
 """
 
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from adasim.calibration.rollback import Rollback
+from adasim.errors import InputError
 from adasim.real.losses import AnyLoss, ClippedReverseKl
 from adasim.types import Component
 
@@ -60,3 +66,19 @@ class Opd(Component):
     device: Literal["cpu", "cuda", "cuda:1"] = "cpu"
     hang_s: float = Field(default=300.0, gt=0)
     keep: str | None = None
+
+    @contextmanager
+    def run_folder(self, run: str) -> Iterator[Path]:
+        """An empty folder for the trainer of a run of that name: under ``keep``, or one that goes in the end.
+
+        Raises:
+            InputError: that run was kept already.
+        """
+        if self.keep is None:
+            with tempfile.TemporaryDirectory(prefix="adasim-opd-") as scratch:
+                yield Path(scratch)
+            return
+        root = Path(self.keep).expanduser().resolve() / re.sub(r"[^\w.=-]+", "-", run)
+        if root.exists():
+            raise InputError(f"backend.opd.keep: {root} exists; use another folder")
+        yield root

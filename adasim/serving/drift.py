@@ -10,7 +10,13 @@ from adasim.types import Request
 from adasim.workload import Drift, Workload
 
 
-def drift_events(workload: Workload, requests: Sequence[Request], lives: Lives) -> list[EventRecord]:
+def tell_drift(events: list[EventRecord], workload: Workload, requests: Sequence[Request], lives: Lives) -> None:
+    """Add drift to a run's events, and put all in order of time."""
+    events += _drifts(workload, requests, lives)
+    events.sort(key=lambda event: event.time_s)
+
+
+def _drifts(workload: Workload, requests: Sequence[Request], lives: Lives) -> list[EventRecord]:
     """When the workload's mix began to change: at its drift points after the first, if they were reached."""
     if not isinstance(workload.domains, Drift) or workload.domains.kind == "periodic":
         return []

@@ -31,7 +31,7 @@ class Rounds:
         accept_len: FloatArray | None,
         whole: NDArray[np.bool_] | None,
         draft_version: int,
-        survival: FloatArray | None = None,
+        confidence: FloatArray | None = None,
     ) -> None:
         """A round is about to land: [n] each, see :class:`~adasim.records.RoundRecord`.
 
@@ -45,16 +45,15 @@ class Rounds:
             accept_len: what the length head reported; None = nobody asked.
             whole: drawn by chance to be verified in full; None = nobody was.
             draft_version: of the drafter in use.
-            survival: what confidences say of each position's being reached and accepted, [n, K]; None = nobody asked.
+            confidence: drafts that confidences said would be accepted; None = nobody asked.
         """
         n = len(ids)
         unknown = np.full(n, np.nan)
-        sure = unknown if survival is None else _sum_of(survival, draft_lens)
         row: tuple[NDArray[Any], ...] = (
             np.full(n, step), ids, lives.domain[ids], lives.done[ids], lives.context[ids], draft_lens, verify_lens,
             np.minimum(run, verify_lens - 1), unknown if accept_len is None else accept_len,
             np.zeros(n, dtype=np.bool_) if whole is None else whole, np.full(n, draft_version),
-            sure,
+            unknown if confidence is None else confidence,
         )  # fmt: skip
         for column, values in zip(self._columns, row, strict=True):
             column.append(values.copy())
@@ -65,9 +64,3 @@ class Rounds:
         at = RoundRecord._fields.index("domain")
         columns[at] = np.array(domains, dtype=object)[columns[at]]
         return table(RoundRecord, columns)
-
-
-def _sum_of(survival: FloatArray, draft_lens: IntArray) -> FloatArray:
-    """Of the positions that were drafted, [n]."""
-    total: FloatArray = np.where(np.arange(survival.shape[1]) < draft_lens[:, None], survival, 0).sum(axis=1)
-    return total

@@ -25,7 +25,7 @@ from adasim.policies.driver import PolicyDriver
 from adasim.policies.scheduler import AnyScheduler, Fcfs
 from adasim.records import PrefillRecord, Records, VersionRecord, frame
 from adasim.serving.admission import Admission
-from adasim.serving.drift import drift_events
+from adasim.serving.drift import tell_drift
 from adasim.serving.kv import KvMemory
 from adasim.serving.lives import RUNNING, Lives
 from adasim.serving.monitor import Monitor
@@ -346,8 +346,7 @@ class SimBackend(Component):
         if pool is not None:
             pool.close()
         if trainer is not None or monitor is not None:
-            recorder.events += drift_events(workload, requests, lives)
-            recorder.events.sort(key=lambda event: event.time_s)
+            tell_drift(recorder.events, workload, requests, lives)
         running = (lives.status == RUNNING) & (lives.rounds > 0)
         lives.draft_version[running] = recorder.draft_version
         records = recorder.records(lives)

@@ -177,7 +177,7 @@ class Engine:
             whole = labels.whole if labels is not None else None
             self.recorder.rounds.add(
                 view.step, ids, admission.lives, draft_lens, verify_lens, run, draft.accept_len, whole,
-                self.recorder.draft_version, draft.survival,
+                self.recorder.draft_version, draft.confidence,
             )  # fmt: skip
         accepted, emitted = admission.land(ids, draft_lens, verify_lens, run, self.env.now, self.recorder)
         if self._listens:

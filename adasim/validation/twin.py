@@ -205,7 +205,8 @@ class Twin:
         backend, policy = scenario.backend, scenario.policies[0]
         learning = learning_of(backend, profile, workload.domain_names, events)
         opd = getattr(backend, "opd", None)
-        if isinstance(policy, Off) and opd is not None and opd.enabled:
+        follows = backend.kind == "torch"  # SGLang's drafter takes in nothing of plain decoding, trained or not
+        if isinstance(policy, Off) and follows and opd is not None and opd.enabled:
             policy = OffBesideDrafter(name=policy.label)
         return cls(twin_of(backend, profile, learning), workload, policy, notes_of(backend, profile))
 

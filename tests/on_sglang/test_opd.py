@@ -22,8 +22,7 @@ from adasim.real.opd_process import Folder
 from adasim.real.samples import Sample, read_samples
 from adasim.real.sglang_plugin.distillation import Distillation
 from adasim.real.sglang_plugin.link import EngineLink
-from adasim.real.sglang_plugin.settings import ServedOpd
-from adasim.real.sglang_plugin.tap import DOMAIN
+from adasim.real.sglang_plugin.settings import DOMAIN, ServedOpd
 from adasim.real.weights import load_target
 from tests.fake_trainer import FAKE
 from tests.on_sglang.conftest import TEXTS, TOKENS

@@ -1,47 +1,47 @@
 """The SGLang backend: a scenario's requests answered by a server of SGLang with adasim's plugin. Loads no SGLang."""
 
-import json
 import os
 import time
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from adasim import __version__
+from adasim.calibration.alarm import Alarm
 from adasim.calibration.cost import TableCost
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.identity import EngineIdentity, fingerprint, processor
 from adasim.policies.base import Policy
 from adasim.policies.scheduler import AnyScheduler, Fcfs
-from adasim.real.asked import (
-    chat_encoder,
-    check_context,
-    check_domains,
-    draft_folder,
-    draft_limits,
-    with_random_tokens,
-    with_texts,
-)
+from adasim.real.asked import check_domains, draft_folder, draft_limits
 from adasim.real.engine_backend import EngineBackend
+from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
 from adasim.real.sglang_client.api import Api, Gone, Refused
+from adasim.real.sglang_client.asking import asked, check_lengths, model_config, shapes
 from adasim.real.sglang_client.collector import Collector
 from adasim.real.sglang_client.counters import others
 from adasim.real.sglang_client.launching import OURS, gpu_name, launch_of
-from adasim.real.sglang_client.process import Server, keep, kept, python, versions
+from adasim.real.sglang_client.process import Server, keep, kept, python, stop_kept, versions
 from adasim.real.sglang_client.resolved import differences, resolved
 from adasim.real.sglang_client.said import loss_of, notes_of
 from adasim.real.sglang_client.tables import Replay
 from adasim.real.sglang_client.traffic import Sender, Traffic
 from adasim.real.sglang_plugin.orders import Orders, Play
 from adasim.records import CutShort, Records
+from adasim.serving.drift import tell_drift
 from adasim.serving.kv import KvMemory
 from adasim.types import EngineCaps, Request
 from adasim.workload import Workload
+
+if TYPE_CHECKING:
+    from adasim.real.sglang_client.training import Training
 
 _runs = count()
 
@@ -70,6 +70,9 @@ class SglangBackend(EngineBackend):
         forced: accept by decree, for profiling; marked in every record. Its ``prompts: random`` use ``prompt_len``.
         cost: what policies may know of time, measured on this machine; null = policies that ask are refused.
         profile: a calibrated profile, whose cost they know instead.
+        opd: train the drafter while it serves, by a trainer on this machine; null = it stays as it is. A server at a
+            url must run here, too, and take orders for experiments; in the end it serves the drafter it began with.
+        alarm: watches tau; null = nobody does.
         arguments: more of SGLang's own, by name, for a server that is started: ``{attention_backend: fa3}``.
     """
 
@@ -93,11 +96,13 @@ class SglangBackend(EngineBackend):
     forced: Forced | None = None
     cost: AnyCost | None = None
     profile: str | None = None
+    opd: Opd | None = None
+    alarm: Alarm | None = None
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        problems = self._believe(self.cost, self.profile)
+        problems = self._believe(self.cost, self.profile) + self._untaught(self.opd, self.forced)
         if self.kv.blocks is None:
             problems.append("kv.blocks: is missing; a server's memory has a size (its max_total_num_tokens / page_size)")
         if self.kv.prefix_cache:
@@ -112,6 +117,11 @@ class SglangBackend(EngineBackend):
         if problems:
             raise ValueError("; ".join(problems))
         return self
+
+    @property
+    def trains(self) -> bool:
+        """Whether the drafter learns while it serves."""
+        return self.opd is not None and self.opd.enabled
 
     def identity(self) -> EngineIdentity:
         """Where this engine's numbers come from; what the server resolved its arguments to, once it runs.
@@ -146,7 +156,7 @@ class SglangBackend(EngineBackend):
 
     def caps(self) -> EngineCaps:
         """The engine's limits and what it provides."""
-        longest, provides = draft_limits(_config(self.draft_folder()))
+        longest, provides = draft_limits(model_config(self.draft_folder()))
         return EngineCaps(
             max_draft_len=longest,
             max_running_requests=self.max_running_requests,
@@ -160,13 +170,15 @@ class SglangBackend(EngineBackend):
         """Refuse what cannot run.
 
         Raises:
-            InputError: a domain has no prompts.
+            InputError: a domain has no prompts, or a trainer is asked for and torch is not installed.
         """
         check_domains(workload, self.prompts, self.rows)
+        if self.trains and find_spec("torch") is None:
+            raise InputError("backend.opd: its trainer runs in this environment; needs `pip install adasim[real]`")
 
     def served_requests(self, workload: Workload, seed: int) -> list[Request]:
         """A workload's requests with the lengths of the prompts that they will get."""
-        return self._asked(workload, seed)[0]
+        return asked(self, workload, seed)[0]
 
     def forced_fields(self, accepted: int, *, prefill: bool) -> dict[str, Any]:
         """Fields for runs that measure costs: acceptance by decree, prompts of the workload's own lengths.
@@ -175,7 +187,7 @@ class SglangBackend(EngineBackend):
             accepted: drafts that every block accepts, as far as it is verified.
             prefill: ignored: SGLang has no other way to a context than to compute it.
         """
-        return {"forced": Forced(lengths=[accepted], prompts="random").model_dump(), "ignore_eos": True}
+        return {"forced": Forced(lengths=[accepted], prompts="random").model_dump(), "ignore_eos": True, "opd": None}
 
     def run(self, workload: Workload, policy: Policy, seed: int) -> Records:
         """Serve one run in real time.
@@ -184,28 +196,43 @@ class SglangBackend(EngineBackend):
             InputError: the server is not the one that the scenario means, or refuses the run.
             CutShort: it went away, with the records of what it had done.
         """
-        requests, prompts = self._asked(workload, seed)
-        self._check_lengths(requests)
+        requests, prompts = asked(self, workload, seed)
+        check_lengths(self, requests)
         server, api = self._connect()
         info = _info(api)
         if lines := differences(self, info):
             raise InputError(*(f"backend.{line}" for line in lines))
         collector, before = Collector(api), api.metrics()
-        collector.start()
         name = f"adasim-{os.getpid()}-{next(_runs)}-"
-        sender = Sender(api, requests, prompts, name, self._shape())
-        try:
-            self._order(api, workload, requests, policy)
-            began_s = time.monotonic()
-            traffic = self._send(sender, workload, began_s)
-        except BaseException:  # Ctrl-C: a server that stays must not go on with what nobody waits for
-            sender.abort()
-            collector.finish()
-            raise
-        unread = collector.finish()
-        replay = self._replay(requests, workload, traffic, collector, began_s, name)
+        sender = Sender(api, requests, prompts, name, shapes(self, workload, requests))
+        with self._trained(api, workload, f"{policy.label}-{seed}") as training:
+            collector.start()
+            try:
+                self._order(api, workload, requests, policy)
+                began_s = time.monotonic()
+                traffic = self._send(sender, workload, began_s)
+            except BaseException:  # Ctrl-C: a server that stays must not go on with what nobody waits for
+                sender.abort()
+                collector.finish()
+                raise
+            unread = collector.finish()
+            answered = len(traffic.answers) == len(requests) and not unread
+            after = api.metrics() if answered else None
+        replay = Replay(
+            requests, workload.domain_names, self.caps().block, self.kv.block_tokens, began_s + collector.offset_s,
+            self.alarm,
+        )  # fmt: skip
+        replay.run(traffic, collector, began_s, name)
+        if training is not None:
+            replay.recorder.events += training.events(began_s)
+        if training is not None or self.alarm is not None:
+            tell_drift(replay.recorder.events, workload, requests, replay.lives)
         records = replay.records()
         records.notes += notes_of(self, traffic, collector, replay)
+        if training is not None:
+            records.notes += training.notes()
+            if training.left and server is None:
+                records.notes.append(f"ALARM: the server is not as it was before the run; start it anew: {training.left}")
         if traffic.lost or unread:
             records.notes.append(f"cut short: {traffic.lost or unread}")
             raise CutShort(records, loss_of(traffic, unread, requests, replay), again=server is not None)
@@ -214,8 +241,8 @@ class SglangBackend(EngineBackend):
             raise InputError(*wrong[:5], *more)
         own = {"sglang:generation_tokens_total": int(replay.lives.done.sum())}
         own |= {"sglang:prompt_tokens_total": sum(r.prompt_len for i, r in enumerate(requests) if i in traffic.sent_s)}
-        if len(traffic.answers) == len(requests):
-            records.notes += others(before, api.metrics(), own)
+        if answered:
+            records.notes += others(before, after, own)
         return records
 
     def target_folder(self) -> Path:
@@ -269,44 +296,21 @@ class SglangBackend(EngineBackend):
             return sender.open(began_s)
         return sender.closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
 
-    def _shape(self) -> dict[str, Any]:
-        """SGLang's sampling parameters."""
-        ends = {"ignore_eos": True} if self.ignore_eos else {"stop_token_ids": sorted(chat_encoder(self.target)[1])}
-        return {"temperature": self.sampling.temperature, "top_p": self.sampling.top_p} | ends
+    @contextmanager
+    def _trained(self, api: Api, workload: Workload, run: str) -> "Iterator[Training | None]":
+        """With a trainer beside it, where one is asked for."""
+        if self.opd is None or not self.opd.enabled:
+            yield None
+            return
+        from adasim.real.sglang_client.training import trained
 
-    def _asked(self, workload: Workload, seed: int) -> tuple[list[Request], list[list[int]]]:
-        if self.forced is not None and self.forced.prompts == "random":
-            return with_random_tokens(workload, seed, int(_config(self.target_folder())["vocab_size"]))
-        return with_texts(workload, seed, self.prompts, self.rows, chat_encoder(self.target)[0])
-
-    def _check_lengths(self, requests: list[Request]) -> None:
-        check_context(requests, self.target, int(_config(self.target_folder())["max_position_embeddings"]))
-        self.kv.check(requests, self.caps().block)
-        for r in requests:
-            if r.prompt_len > self.max_prefill_tokens:
-                raise InputError(
-                    f"workload: request {r.id} has {r.prompt_len} prompt tokens; SGLang would compute them in chunks of "
-                    f"backend.max_prefill_tokens {self.max_prefill_tokens}, which is not simulated; raise it"
-                )
-
-    def _replay(
-        self,
-        requests: list[Request],
-        workload: Workload,
-        traffic: Traffic,
-        collector: Collector,
-        began_s: float,
-        name: str,
-    ) -> Replay:
-        replay = Replay(
-            requests, workload.domain_names, self.caps().block, self.kv.block_tokens, began_s + collector.offset_s
-        )
-        tokens = {i: int(a["meta_info"]["completion_tokens"]) for i, a in traffic.answers.items()}
-        replay.sent({i: s - began_s for i, s in traffic.sent_s.items()}, tokens)
-        own = {n: int(full.removeprefix(name)) for n, full in collector.names.items() if full.startswith(name)}
-        for entry in collector.steps:
-            replay.play(entry, own)
-        return replay
+        training = None
+        try:
+            with trained(api, self.opd, run, workload.domain_names, self.sampling) as training:
+                yield training
+        finally:
+            if training is not None and training.left and self.url is None:  # the next run is to have another server
+                stop_kept()
 
 
 def _info(api: Api) -> dict[str, Any]:
@@ -314,9 +318,3 @@ def _info(api: Api) -> dict[str, Any]:
         return api.info()
     except Gone as error:
         raise InputError(f"backend: no server answers: {error}") from error
-
-
-@lru_cache(maxsize=16)
-def _config(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "config.json").read_text())
-    return found

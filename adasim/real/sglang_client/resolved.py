@@ -49,6 +49,8 @@ def differences(backend: "SglangBackend", info: Mapping[str, Any]) -> list[str]:
         ("prefix cache", False, not info.get("disable_radix_cache")),
         ("mixed chunks", False, bool(info.get("enable_mixed_chunk"))),
         ("adasim", __version__, own["adasim"]),
+        ("drafter (its version, 0 = as it was started with)", 0, own.get("draft_version")),
+        ("opd (where it shows rounds to a trainer)", None, ((own.get("opd") or {}).get("settings") or {}).get("folder")),
     ]
     if backend.device == "cpu":
         compared.append(("threads", backend.threads, own["threads"]))

@@ -6,9 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from adasim.calibration.alarm import Alarm
+from adasim.real.sglang_client.collector import Collector
+from adasim.real.sglang_client.traffic import Traffic
 from adasim.real.sglang_plugin.rounds import Entry, Prefill, Round
 from adasim.records import Records, StepRecord
 from adasim.serving.lives import FINISHED, RUNNING, WAITING, Lives
+from adasim.serving.monitor import Finished, Monitor
 from adasim.serving.recorder import Recorder
 from adasim.types import IntArray, Request
 
@@ -23,6 +27,7 @@ class Replay:
         block: positions of a full block, the anchor counted.
         block_tokens: tokens of a KV block.
         began_s: when the run began, on the server's clock.
+        alarm: watches tau; None = nobody does.
         strangers: requests in its steps that are not of this run.
     """
 
@@ -31,13 +36,31 @@ class Replay:
     block: int
     block_tokens: int
     began_s: float
+    alarm: Alarm | None = None
     strangers: int = 0
     lives: Lives = field(init=False)
     recorder: Recorder = field(init=False)
+    _monitor: Monitor | None = None
 
     def __post_init__(self) -> None:
         self.lives = Lives(self.requests, np.zeros(len(self.requests), dtype=np.int64))
         self.recorder = Recorder(self.domains, self.block, rounds=True)
+        if self.alarm is not None:
+            recorder = self.recorder
+            self._monitor = Monitor(self.alarm, self.domains, lambda: recorder.draft_version, recorder.events)
+
+    def run(self, traffic: Traffic, collector: Collector, began_s: float, name: str) -> None:
+        """All that was sent and all steps.
+
+        Args:
+            began_s: when the run began, on this machine's clock.
+            name: what SGLang's ids of its requests begin with.
+        """
+        tokens = {i: int(a["meta_info"]["completion_tokens"]) for i, a in traffic.answers.items()}
+        self.sent({i: s - began_s for i, s in traffic.sent_s.items()}, tokens)
+        own = {n: int(full.removeprefix(name)) for n, full in collector.names.items() if full.startswith(name)}
+        for entry in collector.steps:
+            self.play(entry, own)
 
     def sent(self, sent_s: Mapping[int, float], tokens: Mapping[int, int]) -> None:
         """When requests were sent, seconds of the run, and the tokens that those that finished were given."""
@@ -54,6 +77,7 @@ class Replay:
         rows = [row for row, index in enumerate(indices) if index is not None and self._takes_part(index)]
         if not rows:  # overlapped scheduling: a round for requests that had just finished
             return
+        self.recorder.draft_version = entry.draft_version
         ids = np.array([indices[row] for row in rows], dtype=np.int64)
         if isinstance(entry, Prefill):
             self._prefill(entry, rows, ids)
@@ -114,13 +138,14 @@ class Replay:
             np.array([values[row] for row in rows], dtype=np.int64)
             for values in (entry.draft_lens, entry.verify_lens, entry.accepted)
         )
-        estimates = entry.accept_lens
-        shown = None if estimates is None else np.array([estimates[row] for row in rows])
-        whole = None if entry.whole is None else np.array([entry.whole[row] for row in rows])
-        version = self.recorder.draft_version = entry.draft_version
+        shown, whole, confidence = (
+            None if values is None else np.array([values[row] for row in rows])
+            for values in (entry.accept_lens, entry.whole, entry.confidences)
+        )
+        version = entry.draft_version
         assert self.recorder.rounds is not None
         self.recorder.rounds.add(
-            len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, whole, version
+            len(self.recorder.steps), ids, lives, drafts, verified, accepted, shown, whole, version, confidence
         )  # fmt: skip
         lives.draft_version[ids] = version
         emitted = np.minimum(accepted + 1, lives.want[ids] - lives.done[ids])
@@ -144,6 +169,9 @@ class Replay:
         """Requests that have all their tokens."""
         done = ids[self.lives.done[ids] >= self.lives.want[ids]]
         self.lives.finish_s[done], self.lives.status[done] = end_s, FINISHED
+        if self._monitor is not None:
+            for index in done.tolist():
+                self._monitor.on_finish(Finished.of(self.lives, index))
 
     def _step(self, entry: Entry, **counts: Any) -> None:
         counted = ("decoding", "prefill_tokens", "draft_tokens", "verify_tokens", "accepted", "emitted", "first_tokens")

@@ -36,14 +36,14 @@ class Sender:
         requests: in order of arrival.
         prompts: tokens of each.
         name: what SGLang's ids of requests begin with; their index follows.
-        sampling: SGLang's sampling parameters beside the number of tokens.
+        shapes: SGLang's sampling parameters of each.
     """
 
     api: Api
     requests: Sequence[Request]
     prompts: Sequence[list[int]]
     name: str
-    sampling: dict[str, Any]
+    shapes: Sequence[dict[str, Any]]
     traffic: Traffic = field(default_factory=Traffic)
     _next: int = 0
     _lock: Lock = field(default_factory=Lock)
@@ -103,13 +103,12 @@ class Sender:
 
     def _ask(self, index: int) -> None:
         """One request, from sending to its answer."""
-        shape = self.sampling | {"max_new_tokens": self.requests[index].output_len}
         with self._lock:
             self.traffic.sent_s[index] = time.monotonic()
             if len(self.traffic.sent_s) == len(self.requests):
                 self._sent.set()
         try:
-            answer = self.api.generate(f"{self.name}{index}", self.prompts[index], shape)
+            answer = self.api.generate(f"{self.name}{index}", self.prompts[index], self.shapes[index])
         except (Gone, Refused) as error:
             self._lose(str(error))
             return

@@ -145,7 +145,8 @@ class Decider:
     def prefilled(self, names: Sequence[str], tokens: Sequence[int], contexts: Sequence[int], moments: Moments) -> None:
         """A step over prompts. Args: SGLang's request ids, tokens computed of each, and known of each in the end."""
         ids = self._known(names)
-        record = Prefill(self.step, 0.0, 0.0, self.queued, ids, list(tokens), list(contexts), self.kv_tokens)
+        known = list(tokens), list(contexts)
+        record = Prefill(self.step, 0.0, 0.0, self.queued, ids, *known, self.kv_tokens, self.version)
         self._unread.append(_OpenPrefill(record, list(names), moments))
         self.step += 1
         self.settle()
@@ -200,7 +201,8 @@ class Decider:
 
 def _round(done: _Open, accepted: IntArray) -> Round:
     """The record of a round."""
-    view, estimates, at = done.view, done.draft.accept_len, done.moments
+    view, at = done.view, done.moments
+    estimates, confidences = done.draft.accept_len, done.draft.confidence
     if at is None:
         start_s, drafted_s, verifying_s, end_s = view.now_s, done.drafted_s, done.drafted_s, done.now_s
     else:
@@ -209,5 +211,5 @@ def _round(done: _Open, accepted: IntArray) -> Round:
         view.step, start_s, end_s, drafted_s - start_s, end_s - verifying_s, view.queue_depth,
         view.request_ids.tolist(), view.context_lens.tolist(), done.draft.draft_lens.tolist(),
         done.verify_lens.tolist(), accepted.tolist(), None if estimates is None else estimates.tolist(), done.kv_tokens,
-        done.version, done.whole.tolist(),
+        done.version, done.whole.tolist(), None if confidences is None else confidences.tolist(),
     )  # fmt: skip

@@ -7,7 +7,7 @@ decides which version is served. Serving never waits for any of that, but for th
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,30 +17,37 @@ import torch
 
 from adasim.errors import InputError
 from adasim.real.checkpoint import Checkpoint, load_checkpoint
-from adasim.real.keeper import Keeper, Move
+from adasim.real.keeper import Keeper
 from adasim.real.opd import Opd
 from adasim.real.opd_process import COMMAND, Folder
 from adasim.real.sampling import Sampling
 from adasim.real.sglang_plugin.link import Link, Served
-from adasim.real.sglang_plugin.reload import fitting, swap
+from adasim.real.sglang_plugin.reload import Swapped, fitting, swap
 from adasim.real.sglang_plugin.settings import ServedOpd
 from adasim.real.trainer_process import TrainerProcess
 from adasim.real.weights import load_rows, model_dir
 from adasim.records import EventRecord
 
+LOOK_S = 0.25  # between two polls
+
+
+def _nothing(event: EventRecord) -> None:
+    """Nobody listens."""
+
 
 class Distillation:
-    """One server's trainer. Enter it, then call ``poll`` a few times a second.
+    """One server's trainer. Enter it, then ``tend`` it.
 
     Args:
         link: the server, with ``opd`` in its settings.
-        domains: names that requests may give (``tap.DOMAIN``); others are ``default``.
+        domains: names that requests may give (``settings.DOMAIN``); others are ``default``.
         sampling: how clients sample, for who replays the buffers.
         start: version 0; None = the checkpoint that the server was started with.
         command: what starts the trainer; the folder is appended.
 
     Attributes:
-        events: what happened, on a clock that starts at 0.
+        began_s: when events begin to count their seconds, monotonic.
+        events: what happened, in order.
         failed: why nothing is loaded any more; serving goes on.
     """
 
@@ -57,7 +64,8 @@ class Distillation:
         self.domains = ["default", *(d for d in domains if d != "default")]
         self.sampling = sampling or Sampling()
         self.events: list[EventRecord] = []
-        self._began_s, self._read, self._ranks, self._target = time.monotonic(), 0, 1, ""
+        self.began_s = time.monotonic()
+        self._read, self._ranks, self._target = 0, 1, ""
         self._refused: tuple[int, str] | None = None  # the version that the server last refused, and why
 
     async def __aenter__(self) -> Self:
@@ -74,10 +82,8 @@ class Distillation:
         start = await asyncio.to_thread(self._load, served)
         self.keeper = Keeper(self.opd, start, self.folder, self._note, keep=self.opd.keep is not None)
         self._target = await self.link.target_checksum()
-        problems = await self._send(Move(0, start, "reload", ""))
-        await self._check_target()
-        if problems or self.failed:
-            raise InputError(problems or self.failed)
+        if wrong := await self.restore():
+            raise InputError(wrong)
         await asyncio.to_thread(self._prepare, served, start)
         self.trainer = TrainerProcess([*self.command, str(self.folder.root)], self.folder, self.opd.hang_s)
         self.trainer.__enter__()
@@ -96,22 +102,38 @@ class Distillation:
         if reason:
             self._note("trainer_failed", self.keeper.current, 0.0, reason)
         while not self.failed and (move := await asyncio.to_thread(self.keeper.move)) is not None:
-            start = time.monotonic()
-            problems = await self._send(move)
-            if problems:
+            swapped = await self._send(move.number, move.checkpoint)
+            if problems := "; ".join(swapped.problems):
                 if (move.number, problems) != self._refused:  # a rollback is tried again, and told once
                     self.keeper.refused(move, problems)
                 self._refused = move.number, problems
                 return
-            self.keeper.moved(move, time.monotonic() - start)
+            self.keeper.moved(move, swapped.paused_s)
+            self.events[-1] = self.events[-1]._replace(time_s=swapped.end_s - self.began_s)  # before the next round
             await self._check_target()
 
-    async def _send(self, move: Move) -> str:
-        """Why the server did not take it; empty when it did."""
+    async def tend(self, over: Callable[[], bool], heard: Callable[[EventRecord], None] = _nothing) -> None:
+        """Poll until it is over. Args: heard: takes every event, once."""
+        told = 0
+        while not over():
+            await self.poll()
+            for event in self.events[told:]:
+                heard(event)
+            told = len(self.events)
+            await asyncio.sleep(LOOK_S)
+
+    async def restore(self) -> str:
+        """Have version 0 served; why it is not, empty when it is."""
+        swapped = await self._send(0, self.keeper.start)
+        await self._check_target()
+        return "; ".join(swapped.problems) or self.failed
+
+    async def _send(self, number: int, checkpoint: Checkpoint) -> Swapped:
+        """Give the server a version."""
         try:
-            return "; ".join(await swap(self.link, move.checkpoint, str(move.number), self._ranks))
+            return await swap(self.link, checkpoint, str(number), self._ranks)
         except InputError as error:
-            return str(error)
+            return Swapped([str(error)], 0.0, 0.0)
 
     async def _check_target(self) -> None:
         """Nothing that is sent may touch the target: should it ever, the operator must know, and nothing more is sent."""
@@ -124,17 +146,11 @@ class Distillation:
             self.failed = f"the target's weights changed: checksum {self._target} became {now}; restart the server"
             self._note("target_changed", self.keeper.current, 0.0, f"ALARM: {self.failed}")
 
-    def notes(self) -> list[str]:
-        """What a report must say; nothing before it was entered."""
+    def notes(self, dropped: int = 0) -> list[str]:
+        """What a report must say; nothing before it was entered. Args: dropped: see ``Tap.state``."""
         if self.trainer is None:
             return []
-        said = [f"distillation: {self.keeper.seen} versions, trainer busy {self.keeper.train_s:.0f} s"]
-        if self.trainer.failed:
-            version, why = self.keeper.current, self.trainer.failed
-            said.append(f"ALARM: the trainer failed, serving went on with version {version}: {why}")
-        if self.failed:
-            said.append(f"ALARM: {self.failed}")
-        return said
+        return self.keeper.notes(self.trainer.failed, dropped) + [f"ALARM: {self.failed}"] * bool(self.failed)
 
     def _load(self, served: Served) -> Checkpoint:
         """The drafter to begin with."""
@@ -169,4 +185,4 @@ class Distillation:
                 self.keeper.finish(said["finished"], self.domains.index(domain), said["tau"])
 
     def _note(self, kind: str, version: int, seconds: float, detail: str) -> None:
-        self.events.append(EventRecord(time.monotonic() - self._began_s, kind, version, seconds, detail))
+        self.events.append(EventRecord(time.monotonic() - self.began_s, kind, version, seconds, detail))

@@ -33,5 +33,6 @@ def facts_of(worker: Any, scheduler: Any) -> dict[str, Any]:
         "provides": sorted(caps.provides),
         "experiments": settings.experiments,
         "kept_rounds": settings.kept_rounds,
+        "draft_version": worker.decider.version,
         "next_step": worker.decider.step,
     }

@@ -13,6 +13,7 @@ from adasim.errors import InputError
 from adasim.explain import explain
 from adasim.policies import AnyPolicy
 from adasim.real.sampling import Forced
+from adasim.real.sglang_plugin.settings import ServedOpd
 from adasim.types import Component
 
 PREFIX = "adasim "
@@ -46,15 +47,17 @@ class Orders(Component):
     Attributes:
         play: how to go on; null = as before.
         forget: records of steps before this one were read.
+        opd: what a trainer is shown of the requests to come; null = as before, not ``enabled`` = nothing.
     """
 
     play: Play | None = None
     forget: int | None = Field(default=None, ge=0)
+    opd: ServedOpd | None = None
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if self.play is None and self.forget is None:
-            raise ValueError("give play or forget")
+        if self.play is None and self.forget is None and self.opd is None:
+            raise ValueError("give play, forget or opd")
         return self
 
     def name(self) -> str:

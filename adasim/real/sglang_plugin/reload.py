@@ -4,9 +4,10 @@ SGLang's other way, loading from disk, has no selector and would overwrite the t
 """
 
 import asyncio
+import time
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
@@ -31,27 +32,43 @@ async def reload_drafter(manager: Any, folder: Path, version: str) -> None:
     link = EngineLink(manager)
     served = await link.served()
     new = await asyncio.to_thread(fitting, folder, served.drafter)  # others are served meanwhile
-    problems = await swap(link, new, version, served.ranks)
-    if problems:
-        raise InputError(*(f"drafter {str(folder)!r}: {p}" for p in problems))
+    swapped = await swap(link, new, version, served.ranks)
+    if swapped.problems:
+        raise InputError(*(f"drafter {str(folder)!r}: {p}" for p in swapped.problems))
 
 
-async def swap(link: Link, new: Checkpoint, version: str, ranks: int) -> list[str]:
-    """Put a checkpoint that fits in the place of the one in use; what went wrong, empty when nothing did."""
+class Swapped(NamedTuple):
+    """How a change of drafters went."""
+
+    problems: list[str]  # empty = it is in use
+    end_s: float  # when requests were told to go on, monotonic seconds
+    paused_s: float  # for so long they had been asked to wait
+
+
+async def swap(link: Link, new: Checkpoint, version: str, ranks: int) -> Swapped:
+    """Put a checkpoint that fits in the place of the one in use."""
     payload = await asyncio.to_thread(_payload, new, ranks)
+    begin_s = time.monotonic()
     await link.pause()
     try:
-        begun, said = await link.begin()
-        if not begun:
-            return [f"the server began no update: {said}"]
-        try:
-            done, said = await link.update(payload, version)
-            problems = [] if done else said.splitlines() or ["the server refused it and did not say why"]
-        finally:
-            ended, said = await link.end()
-        return problems if ended else [*problems, f"the server did not end the update: {said}"]
+        problems = await _update(link, payload, version)
+        end_s = time.monotonic()
     finally:
         await link.resume()
+    return Swapped(problems, end_s, end_s - begin_s)
+
+
+async def _update(link: Link, payload: list[bytes], version: str) -> list[str]:
+    """Send it; what went wrong."""
+    begun, said = await link.begin()
+    if not begun:
+        return [f"the server began no update: {said}"]
+    try:
+        done, said = await link.update(payload, version)
+        problems = [] if done else said.splitlines() or ["the server refused it and did not say why"]
+    finally:
+        ended, said = await link.end()
+    return problems if ended else [*problems, f"the server did not end the update: {said}"]
 
 
 def fitting(folder: Path, served: Path) -> Checkpoint:

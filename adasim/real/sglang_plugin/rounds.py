@@ -27,6 +27,7 @@ class Round(NamedTuple):
     kv_tokens: int = 0  # held by all requests before it
     draft_version: int = 0  # the drafter's, where its name is a number; else 0
     whole: list[bool] | None = None  # whose block was verified whole for the trainer's sake, whatever the policy said
+    confidences: list[float] | None = None  # drafts that they said would be accepted, of those made; None = nobody asked
 
 
 class Prefill(NamedTuple):
@@ -40,6 +41,7 @@ class Prefill(NamedTuple):
     tokens: list[int]  # computed of each
     context_lens: list[int]  # known of each in the end
     kv_tokens: int = 0
+    draft_version: int = 0
 
 
 Entry = Round | Prefill

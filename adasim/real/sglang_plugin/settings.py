@@ -17,6 +17,7 @@ from adasim.types import Component
 
 VARIABLE = "ADASIM_POLICY"
 FILE = "adasim_policy.json"
+DOMAIN = "adasim_domain"  # of a request, in SGLang's ``custom_params``
 
 
 class ServedOpd(Opd):

@@ -21,11 +21,10 @@ from adasim.real.collect import Collector, Shown
 from adasim.real.features import bits, likeliest
 from adasim.real.opd_process import Folder
 from adasim.real.samples import ReplayBuffer, Round, Sample
-from adasim.real.sglang_plugin.settings import ServedOpd
+from adasim.real.sglang_plugin.settings import DOMAIN, ServedOpd
 from adasim.real.shards import token_type
 from adasim.types import IntArray
 
-DOMAIN = "adasim_domain"  # of a request, in SGLang's ``custom_params``
 LOOK_S = 0.25  # between two looks at an idle trainer
 AT_ONCE = 256  # rows of logits that are looked at together, which bounds memory
 BEHIND = 1024  # steps that the thread may lag before new requests go untapped

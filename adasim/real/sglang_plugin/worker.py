@@ -69,7 +69,7 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         if self.device != "cpu" and not attention.supports_ragged_verify_graph:
             raise InputError(f"ADAFLASH: {type(attention).__name__} cannot verify this target's blocks at ragged lengths")
         self.decider = Decider(self.settings.policy, self.caps(), RoundLog(self.settings.kept_rounds))
-        self.player = Player(self.settings, self.decider)
+        self.player = Player(self.settings, self.decider, self.show)
         self.show(self.settings.opd)
 
     def show(self, opd: ServedOpd | None) -> None:
