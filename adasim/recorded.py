@@ -121,8 +121,12 @@ def _json(path: Path, folder: Path) -> dict[str, Any]:
     return facts
 
 
-def _policy(raw: object, folder: Path) -> Policy:
-    """From its written form, where the keys of tables are text."""
+def policy_of(raw: object, folder: Path) -> Policy:
+    """A policy from its written form, where the keys of tables are text.
+
+    Raises:
+        InputError: what is wrong with it, in which folder.
+    """
     read: TypeAdapter[Policy] = TypeAdapter(AnyPolicy)
     try:
         return read.validate_json(json.dumps(raw))
@@ -144,7 +148,7 @@ def _trial(folder: Path, entry: dict[str, Any]) -> RecordedTrial:
     config = facts.get("config")
     if not isinstance(config, dict) or not {"policy", "workload", "backend"} <= set(config):
         raise InputError(f"{folder}: trial.json holds no config of policy, workload and backend; record it anew")
-    policy = _policy(config["policy"], folder)
+    policy = policy_of(config["policy"], folder)
     records = read_records(folder)
     if problems := check(records, str(folder)):
         raise InputError(*problems)

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from adasim.errors import InputError
+from adasim.recorded import policy_of
 from adasim.validation.measured import METRICS, table_of
 from adasim.validation.recorded_runs import BELIEFS, differing
 from adasim.validation.run import Run, runs_of
@@ -53,7 +54,7 @@ def _differences(one: Sequence[Run], other: Sequence[Run]) -> list[str]:
 def _counting(run: Run) -> Mapping[str, Any]:
     """The configuration of a run, without what its policy does not ask for."""
     config = dict(run.config or {})
-    if run.engine is not None and "cost" not in run.trial.scenario().policies[0].needs:
+    if run.engine is not None and config and "cost" not in policy_of(config["policy"], run.folder).needs:
         config["backend"] = {k: v for k, v in config["backend"].items() if k not in BELIEFS}
     return config
 
