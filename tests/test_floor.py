@@ -38,7 +38,7 @@ def test_a_run_does_not_move_against_itself(tmp_path: Path) -> None:
 def test_what_policies_believe_of_time_counts_where_they_ask(tmp_path: Path) -> None:
     """SmartSpec asks for a cost: another belief is another rule. Plain decoding and SGLang's EMA do not ask."""
     one, other = measured(tmp_path / "one"), measured(tmp_path / "other", overhead={"round_ms": 9.0})
-    with pytest.raises(InputError, match="round_ms 0.0, the other says 9.0"):
+    with pytest.raises(InputError, match=r"round_ms 0\.0, the other says 9\.0"):
         compare(one, other)
     for folder in (one, other):
         manifest = json.loads((folder / "manifest.json").read_text())

@@ -108,7 +108,12 @@ def _measure(
     todo = sum(len(missing(b, out)) for b in blocks)
     _manifest(plan, blocks, out, finished=False)
     with progress_bar(total, total - todo, quiet=as_json, what="measuring") as advance:
-        measuring = Measuring(out, plan.scenario.validation, budget_s, advance)
+
+        def done() -> None:
+            advance()
+            _manifest(plan, blocks, out, finished=False)  # whoever kills this leaves records that can be read
+
+        measuring = Measuring(out, plan.scenario.validation, budget_s, done)
         try:
             left = measuring.run(blocks)
         except Interrupted:
