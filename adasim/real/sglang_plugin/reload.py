@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors import SafetensorError
+from torch import Tensor
 from torch.multiprocessing import get_sharing_strategy, set_sharing_strategy
 
 from adasim.errors import InputError
@@ -47,7 +48,7 @@ class Swapped(NamedTuple):
 
 async def swap(link: Link, new: Checkpoint, version: str, ranks: int) -> Swapped:
     """Put a checkpoint that fits in the place of the one in use."""
-    payload = await asyncio.to_thread(_payload, new, ranks)
+    payload, shared = await asyncio.to_thread(_payload, new, ranks)
     begin_s = time.monotonic()
     await link.pause()
     try:
@@ -55,6 +56,7 @@ async def swap(link: Link, new: Checkpoint, version: str, ranks: int) -> Swapped
         end_s = time.monotonic()
     finally:
         await link.resume()
+        shared.clear()
     return Swapped(problems, end_s, end_s - begin_s)
 
 
@@ -87,15 +89,17 @@ def fitting(folder: Path, served: Path) -> Checkpoint:
     return new
 
 
-def _payload(new: Checkpoint, ranks: int) -> list[bytes]:
-    """What is sent to each rank: the tensors' places in shared memory, which lives as long as they do.
+def _payload(new: Checkpoint, ranks: int) -> tuple[list[bytes], list[tuple[str, Tensor]]]:
+    """What is sent to each rank: places of tensors in shared memory; and those tensors, which must live until it is read.
 
-    By names of files, not by descriptors: those only travel between processes of one family.
+    By names of files, not by descriptors: those only travel between processes of one family. Copies, since a checkpoint
+    lives on: at its process's end its files would need their keeper, which SGLang's engine kills with all its children.
     """
-    tensors = list((new.weights | {HEAD_PREFIX + k: w for k, w in new.head.items()}).items())
+    named = new.weights | {HEAD_PREFIX + k: w for k, w in new.head.items()}
+    tensors = [(name, weight.clone()) for name, weight in named.items()]
     usual = get_sharing_strategy()  # type: ignore[no-untyped-call]
     set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     try:
-        return [bytes(ForkingPickler.dumps(tensors)) for _ in range(ranks)]
+        return [bytes(ForkingPickler.dumps(tensors)) for _ in range(ranks)], tensors
     finally:
         set_sharing_strategy(usual)  # type: ignore[no-untyped-call]
