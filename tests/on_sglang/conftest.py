@@ -1,5 +1,6 @@
 """One SGLang engine for all tests: a start takes one to three minutes. Its environment must be set before any import."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -42,6 +43,7 @@ def server() -> Iterator["Server"]:
 
     server = Server()
     yield server
+    gc.collect()  # what is left in shared memory goes before its keeper, a child of this process, is killed with the others
     server.engine.shutdown()
 
 
