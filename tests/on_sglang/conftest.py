@@ -43,7 +43,7 @@ def server() -> Iterator["Server"]:
 
     server = Server()
     yield server
-    gc.collect()  # what is left in shared memory goes before its keeper, a child of this process, is killed with the others
+    gc.collect()  # shared memory goes before its keeper, a child of this process, is killed with the others
     server.engine.shutdown()
 
 
