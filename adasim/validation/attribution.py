@@ -64,11 +64,9 @@ def own_head(rounds: pd.DataFrame | None, head: HeadQuality, survival: Mapping[s
         return None
     known = rounds[rounds["domain"].isin(list(survival))]
     depth, updates = len(next(iter(survival.values()))), dict[str, object]()
-    found = head_of(known, depth, survival, head.reports)
-    if found is not None and found.measured is None:
-        updates = {"noise": found.noise, "bias": found.bias}
-    elif found is not None and found.measured is not None:
-        updates = {"measured": (head.measured or {}) | found.measured}
+    if (found := head_of(known, depth, survival, head.reports)) is not None:
+        own = {"noise": found.noise, "bias": found.bias}
+        updates |= own if found.measured is None else {"measured": (head.measured or {}) | found.measured}
     if head.confidence is not None and (sure := confidence_of(known, depth, survival)):
         updates["confidence"] = head.confidence | sure
     return head.model_copy(update=updates) if updates else None

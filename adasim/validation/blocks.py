@@ -29,6 +29,10 @@ class Block:
             found.append(repeat)
         return found
 
+    def next_reference(self, out: Path) -> Trial:
+        """The run of the reference to make next."""
+        return replace(self.reference, repeat=len(self.references(out)))
+
 
 def blocks_of(plan: Plan) -> list[Block]:
     """Every point with its first seed before any with its second; policies begin one further with each seed.
@@ -55,7 +59,7 @@ def blocks_of(plan: Plan) -> list[Block]:
 class Measuring:
     """Runs what is missing of blocks: a few policies beside a reference, and so on.
 
-    Engines that can stop between steps serve them in turns, step by step. Others serve a reference, the policies one
+    Engines that can stop between steps serve them in turns. Others serve a reference, the policies one
     after another, and a reference again.
 
     Attributes:
@@ -112,10 +116,9 @@ class Measuring:
         self._reference(block)
 
     def _in_turns(self, block: Block, part: list[Trial]) -> None:
-        """The part beside a reference of its own, step by step."""
-        reference = replace(block.reference, repeat=len(block.references(self.out)))
+        """The part beside a reference of its own."""
         try:
-            failed = run_in_turns([reference, *part], self.out)
+            failed = run_in_turns([block.next_reference(self.out), *part], self.out)
         except KeyboardInterrupt as error:
             tidy(self.out)
             raise Interrupted from error
@@ -132,7 +135,7 @@ class Measuring:
         return self.clock() - ended < self.settings.reference_age_s / 2
 
     def _reference(self, block: Block) -> bool:
-        trial = replace(block.reference, repeat=len(block.references(self.out)))
+        trial = block.next_reference(self.out)
         done = self._run(trial)
         self._last, self._last_s = trial, self.clock()
         return done
