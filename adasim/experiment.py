@@ -117,17 +117,12 @@ def _made_by(manifest: Path) -> str | None:
 
 
 def run_trial(trial: Trial, out: Path, trace: bool = False) -> Failure | None:
-    """Run one trial and write its folder whole or not at all; returns what went wrong, if anything did.
-
-    Records of a run that was cut short go beside the trials, for a person to look at: nothing else reads them.
-    """
+    """Run one trial and write its folder whole or not at all; returns what went wrong, if anything did."""
     try:
         with trial_folder(trial, out) as folder:
             execute(trial, trial.scenario(), folder, trace=trace)
-    except CutShort as cut:
-        return Failure(trial, f"{cut} (in {keep_lost(trial, cut.records, out)})", again=cut.again)
     except Exception as error:  # one bad trial must not take the others with it; the caller reports it
-        return failure(trial, error)
+        return failure(trial, error, out)
     return None
 
 
@@ -154,8 +149,13 @@ def keep_lost(trial: Trial, records: Records, out: Path) -> Path:
     return folder
 
 
-def failure(trial: Trial, error: Exception) -> Failure:
-    """What an exception means for a trial: bad input and bad policies fail again, anything else may not."""
+def failure(trial: Trial, error: Exception, out: Path | None = None) -> Failure:
+    """What an exception means for a trial: bad input and bad policies fail again, anything else may not.
+
+    Records of a run that was cut short go beside the trials of ``out``, for a person to look at: nothing else reads them.
+    """
+    if isinstance(error, CutShort) and out is not None:
+        return Failure(trial, f"{error} (in {keep_lost(trial, error.records, out)})", again=error.again)
     if isinstance(error, InputError):
         return Failure(trial, str(error), bad_input=True)
     says = f"{type(error).__name__}: {error}"

@@ -31,18 +31,20 @@ def run_in_turns(trials: Sequence[Trial], out: Path) -> list[Failure | None]:
         return [run_trial(t, out) for t in trials]
     scenarios = [t.scenario() for t in trials]
     began_s = time.time()
-    made, failed = _play(trials, scenarios)
+    made, failed = _play(trials, scenarios, out)
     wall_s = began_s, time.time()
     for i, records in made.items():
         try:
             with trial_folder(trials[i], out) as folder:
                 write_results(trials[i], scenarios[i], records, wall_s, folder, trace=False)
         except Exception as error:  # as with trials that run alone, the caller reports it
-            failed[i] = failure(trials[i], error)
+            failed[i] = failure(trials[i], error, out)
     return [failed.get(i) for i in range(len(trials))]
 
 
-def _play(trials: Sequence[Trial], scenarios: Sequence[Scenario]) -> tuple[dict[int, Records], dict[int, Failure]]:
+def _play(
+    trials: Sequence[Trial], scenarios: Sequence[Scenario], out: Path
+) -> tuple[dict[int, Records], dict[int, Failure]]:
     """Records of the runs that came to their end, and what became of the others."""
     runs = dict[int, Turns[Records]]()
     for i, (trial, scenario) in enumerate(zip(trials, scenarios, strict=True)):
@@ -61,7 +63,7 @@ def _play(trials: Sequence[Trial], scenarios: Sequence[Scenario]) -> tuple[dict[
                 made[i] = end.value
                 del shares[i]
             except Exception as error:
-                failed[i] = failure(trials[i], error)
+                failed[i] = failure(trials[i], error, out)
                 del shares[i]
     finally:
         for run in runs.values():

@@ -8,25 +8,49 @@ import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
+from pathlib import Path
 from threading import Condition, Event, Thread
 from typing import Any
 
 import numpy as np
+import pytest
 
 from adasim import __version__
 from adasim.errors import InputError
 from adasim.policies.off import Off
 from adasim.real.asked import config_sha256
+from adasim.real.sglang_client import asking
 from adasim.real.sglang_client.backend import SglangBackend
 from adasim.real.sglang_plugin.decider import Decider, Moments
 from adasim.real.sglang_plugin.orders import read_orders
 from adasim.real.sglang_plugin.player import Player
 from adasim.real.sglang_plugin.rounds import RoundLog
 from adasim.real.sglang_plugin.settings import ServedOpd, Settings
+from adasim.real.sglang_plugin.turn import Hold, Turn
 from adasim.types import DraftView, EngineCaps, IntArray
 
 LUCK = (0, 3, 1, 7, 2)  # drafts that would be accepted, round by round
 STEP_S = 0.002
+
+
+def target_in(folder: Path) -> str:
+    """A target's folder, as far as anybody looks at it; the prompts for it are bytes, so that no tokenizer is loaded."""
+    made = folder / "target"
+    made.mkdir()
+    (made / "config.json").write_text(json.dumps({"vocab_size": 300, "max_position_embeddings": 2048}))
+    (made / "model.safetensors").write_bytes(b"weights")
+    return str(made)
+
+
+def read_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts as bytes."""
+    monkeypatch.setattr(asking, "chat_encoder", lambda target: (lambda text: list(text.encode()), frozenset({2})))
+
+
+def fields(target: str, **changed: Any) -> dict[str, Any]:
+    """Of a backend for a made-up server."""
+    own = {"kind": "sglang", "target": target, "drafter": "smollm2-135m", "device": "cpu", "dtype": "float32"}
+    return own | {"kv": {"blocks": 4096, "block_tokens": 1}, "ignore_eos": True, "max_running_requests": 4} | changed
 
 
 class HostClock:
@@ -65,6 +89,7 @@ class FakeServer:
         dies_after: finished requests after which it hangs up on everybody; None = never.
         offset_s: its clock's lead.
         metrics: keeps counters.
+        turn: the file that holds it, as a client does whose servers take turns.
     """
 
     def __init__(
@@ -77,6 +102,7 @@ class FakeServer:
         dies_after: int | None = None,
         offset_s: float = 0.0,
         metrics: bool = True,
+        turn: Path | None = None,
     ) -> None:
         caps = backend.caps()
         self.backend, self.dies_after, self.dead = backend, dies_after, False
@@ -84,6 +110,7 @@ class FakeServer:
         self.clock = HostClock(offset_s)
         limits = EngineCaps(caps.max_draft_len, caps.max_running_requests, provides=frozenset({"survival", "accept_len"}))
         self.decider = Decider(self.settings.policy, limits, RoundLog(self.settings.kept_rounds), self.clock.now)
+        self.turn, self.hold = Turn(turn), Hold(turn or Path(), lambda: not self.dead)
         self.player = Player(self.settings, self.decider, self.show)
         self.facts, self.info = facts or {}, info or {}
         self.counters = {"generation_tokens": 0, "prompt_tokens": 0} if metrics else None
@@ -125,6 +152,7 @@ class FakeServer:
                 if idle or self.paused or self.held():
                     self.changed.wait(0.05)
                     continue
+                self.turn.wait(self.decider.emitted)
                 self.decider.queued = len(self.waiting)
                 self.decider.kv_tokens = sum(r.prompt + r.done for r in self.running)
                 (self._prefill if self.waiting and not self.player.holds(len(self.waiting)) else self._round)()
@@ -252,8 +280,9 @@ class FakeServer:
             self.decider.settle()
             kept = self.decider.log.dump()
             own = {
-                "now_s": self.clock.now(), "running": len(self.running), "waiting": len(self.waiting),
-                "refused": self.player.refused, "adasim": __version__, "torch": "2", "python": "3.11.0",
+                "now_s": self.clock.now(), "held": self.turn.held,
+                "running": len(self.running), "waiting": len(self.waiting), "refused": self.player.refused,
+                "adasim": __version__, "torch": "2", "python": "3.11.0",
                 "device": backend.device, "hardware": "made up", "threads": backend.threads, "dtype": backend.dtype,
                 "target_config_sha256": config_sha256(backend.target_folder()),
                 "drafter_config_sha256": config_sha256(backend.draft_folder()), "block": caps.block,

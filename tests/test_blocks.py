@@ -92,7 +92,7 @@ def test_plain_decoding_and_another_policy_are_needed() -> None:
 
 
 def test_a_real_engine_rehearses_before_anything_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A request a client of the reference and of the first policy, into a folder that is thrown away."""
+    """A request a client of the reference and of the policies beside it, into a folder that is thrown away."""
     engine = {"kind": "torch", "target": "random-tiny", "drafter": "smollm2-135m"}
     load = {"kind": "closed", "concurrency": 2, "requests": 9, "domains": {"code": 1.0}}
     blocks, out = start(tmp_path, backend=engine, workload=load, sweep={}, seeds=[0])
@@ -105,11 +105,10 @@ def test_a_real_engine_rehearses_before_anything_counts(tmp_path: Path, monkeypa
     def log_turns(trials: list[Trial], folder: Path) -> list[Failure | None]:
         return [log(t, folder) for t in trials]
 
-    monkeypatch.setattr("adasim.executors.run_trial", log)
     monkeypatch.setattr("adasim.validation.blocks.run_in_turns", log_turns)
     Measuring(out, Validation()).run(blocks)
-    assert [s[:2] for s in seen[:3]] == [("off", 2), ("fixed 2", 2), ("off", 9)]
-    assert seen[0][2] == seen[1][2] != out == seen[2][2]
+    assert [s[:2] for s in seen[:4]] == [("off", 2), ("fixed 2", 2), ("fixed 3", 2), ("off", 9)]
+    assert seen[0][2] == seen[2][2] != out == seen[3][2]
     assert not seen[0][2].exists()
 
 

@@ -30,7 +30,7 @@ from adasim.profiling.campaign import Campaign
 from adasim.profiling.design import design
 from adasim.profiling.report import ready, write
 from adasim.real.sampling import Forced
-from adasim.real.sglang_client import asking, collector, process
+from adasim.real.sglang_client import collector, process
 from adasim.real.sglang_client.api import Api
 from adasim.real.sglang_client.backend import SglangBackend
 from adasim.real.sglang_client.counters import counters, others
@@ -47,29 +47,19 @@ from adasim.records import CutShort
 from adasim.scenario import validate
 from adasim.types import DraftView, EngineCaps, Request
 from adasim.workload import Closed, Poisson
-from tests.sglang_fake import FakeServer
+from tests.sglang_fake import FakeServer, fields, read_bytes, target_in
 
 OUT = 12
 
 
 @pytest.fixture(autouse=True)
 def _texts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prompts as bytes: no tokenizer is loaded."""
-    monkeypatch.setattr(asking, "chat_encoder", lambda target: (lambda text: list(text.encode()), frozenset({2})))
+    read_bytes(monkeypatch)
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> str:
-    folder = tmp_path / "target"
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 300, "max_position_embeddings": 2048}))
-    (folder / "model.safetensors").write_bytes(b"weights")
-    return str(folder)
-
-
-def fields(target: str, **changed: Any) -> dict[str, Any]:
-    own = {"kind": "sglang", "target": target, "drafter": "smollm2-135m", "device": "cpu", "dtype": "float32"}
-    return own | {"kv": {"blocks": 4096, "block_tokens": 1}, "ignore_eos": True, "max_running_requests": 4} | changed
+    return target_in(tmp_path)
 
 
 def backend(target: str, **changed: Any) -> SglangBackend:
@@ -396,8 +386,11 @@ def test_a_server_that_ends_at_the_start_says_why(target: str, monkeypatch: pyte
     """Its interpreter here is one that lacks SGLang."""
     monkeypatch.setenv(process.PYTHON, sys.executable)
     monkeypatch.setattr(tempfile, "tempdir", str(Path(target).parent))  # where its log stays
-    with pytest.raises(InputError, match=r"SGLang did not start: .*sglang"):
-        process.keep(process.Launch(("--x",), (("PYTHONPATH", ""),)))
+    with (
+        pytest.raises(InputError, match=r"SGLang did not start: .*sglang"),
+        process.leased(process.Launch(("--x",), (("PYTHONPATH", ""),))),
+    ):
+        pass
     assert process.kept(process.Launch(("--x",), ())) is None
 
 

@@ -3,7 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,7 +28,7 @@ from adasim.real.drafter import DrafterShape  # noqa: E402
 from adasim.real.opd_process import COMMAND  # noqa: E402
 from adasim.real.replay import kept_settings  # noqa: E402
 from adasim.real.samples import read_samples  # noqa: E402
-from adasim.real.sglang_client import asking, training  # noqa: E402
+from adasim.real.sglang_client import asking, serving, training  # noqa: E402
 from adasim.real.sglang_client import backend as backend_file  # noqa: E402
 from adasim.real.sglang_client.api import Api  # noqa: E402
 from adasim.real.sglang_client.backend import SglangBackend  # noqa: E402
@@ -215,8 +215,9 @@ def test_a_server_of_ones_own_that_keeps_a_trained_drafter_is_stopped(
 ) -> None:
     with served("degraded", opd=OPD | {"rollback": None}) as (server, attached):
         takes_one_version(server, monkeypatch)
-        monkeypatch.setattr(backend_file, "keep", lambda launch: SimpleNamespace(api=Api(server.url)))
-        monkeypatch.setattr(backend_file, "stop_kept", server._die)
+        own = nullcontext(SimpleNamespace(api=Api(server.url)))
+        monkeypatch.setattr(backend_file, "leased", lambda launch: own)
+        monkeypatch.setattr(serving, "stop_kept", server._die)
         records = attached.model_copy(update={"url": None}).run(closed(), Fixed(verify_len=8), 0)
         assert server.dead  # the next run has another one
     assert records.requests["status"].eq("finished").all()
@@ -229,7 +230,7 @@ def test_ctrl_c_leaves_the_server_as_it_was(
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(SglangBackend, "_send", interrupted)
+    monkeypatch.setattr(serving, "_in_turns", interrupted)
     with served("hang", opd=OPD) as (server, attached):
         with pytest.raises(KeyboardInterrupt):
             attached.run(closed(), Fixed(verify_len=8), 0)

@@ -91,7 +91,7 @@ class Measuring:
             if self.budget_s is not None and self.clock() - began + self._longest_s > self.budget_s:
                 break
             if not rehearsed:
-                rehearse([block.reference, part[0]])
+                rehearse([block.reference, *part])
                 rehearsed = True
             start = self.clock()
             self._part(block, part)
@@ -150,15 +150,19 @@ class Measuring:
 def rehearse(trials: Sequence[Trial]) -> None:
     """Runs for nothing, a request a client: a process's first rounds load models and make what later ones find ready.
 
-    A simulation has no such rounds. What fails here will fail again where it counts.
+    They take turns where those that count will, so that an engine of each is there. A simulation has no such rounds. What
+    fails here will fail again where it counts.
 
     Raises:
         Interrupted: by Ctrl-C.
     """
-    real = [t for t in trials if t.scenario().backend.mark == "measured"]
+    real = [_short(t) for t in trials if t.scenario().backend.mark == "measured"]
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / TRIALS).mkdir()
-        Local(1).run([_short(t) for t in real], Path(scratch), trace=False, progress=lambda _: None)
+        try:
+            run_in_turns(real, Path(scratch))
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
 
 
 def _short(trial: Trial) -> Trial:

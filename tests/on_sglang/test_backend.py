@@ -1,6 +1,7 @@
 """The backend on the real SGLang: a server of its own, started once by the backend itself, over HTTP."""
 
 import os
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from adasim.policies.off import Off
 from adasim.policies.probe import Probe, Shape
 from adasim.real.sglang_client.backend import SglangBackend
 from adasim.real.sglang_client.launching import launch_of
-from adasim.real.sglang_client.process import Server, keep, kept, stop_kept
+from adasim.real.sglang_client.process import Server, kept, leased, stop_kept
 from adasim.recorded import check
 from adasim.records import Records
 from adasim.workload import Closed, Poisson
@@ -43,7 +44,9 @@ def closed(requests: int = 4, clients: int = 2, **more: Any) -> Closed:
 @pytest.fixture(scope="module")
 def own() -> Iterator[Server]:
     """Started through the command line, for no particular policy."""
-    yield keep(launch_of(backend()))
+    with leased(launch_of(backend())) as server:
+        pass  # it stays, for runs that lease it
+    yield server
     stop_kept()
 
 
@@ -83,6 +86,36 @@ def test_policies_play_as_they_are(runs: dict[str, Records]) -> None:
     assert rounds["head"] is not None
     assert rounds["head"]["accept_len"].notna().all()
     assert len(set(rounds["head"]["verify_len"])) > 1
+
+
+def test_a_held_server_waits_between_steps(own: Server, runs: dict[str, Records]) -> None:
+    """Its records are those of a run that nobody held, and no clock counts the waiting."""
+    run, waits, began_s = backend().turns(closed(), Fixed(verify_len=4), 0), 0, time.monotonic()
+    while True:
+        try:
+            share = next(run)
+        except StopIteration as end:
+            records: Records = end.value
+            break
+        assert 0 <= share <= 1
+        waits += 1
+        time.sleep(1.0)
+    wall_s = time.monotonic() - began_s
+    assert waits > 1
+    assert check(records, "x") == []
+    assert records.notes == []
+    held = [end - begin for begin, end in own.api.info()["adasim"]["held"]]
+    assert len(held) == waits
+    assert min(held) > 1.0
+    assert records.steps["end_s"].max() < wall_s - waits
+    pauses = (records.steps["start_s"] - records.steps["end_s"].shift()).dropna()
+    assert pauses.max() < 0.9
+    of = ["request", "verify_len", "accepted"]
+    assert records.rounds is not None
+    alone = runs["fixed"].rounds
+    assert alone is not None
+    tables = [t[of].sort_values("request", kind="stable").to_numpy().tolist() for t in (records.rounds, alone)]
+    assert tables[0] == tables[1]
 
 
 def test_the_server_is_known(own: Server, attached: SglangBackend) -> None:

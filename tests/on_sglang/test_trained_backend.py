@@ -14,7 +14,7 @@ from adasim.policies.threshold import Threshold
 from adasim.real.backend import TorchBackend
 from adasim.real.sglang_client import training
 from adasim.real.sglang_client.launching import launch_of
-from adasim.real.sglang_client.process import Server, keep, kept, stop_kept
+from adasim.real.sglang_client.process import Server, kept, leased, stop_kept
 from adasim.recorded import check
 from adasim.records import Records
 from tests.fake_trainer import FAKE
@@ -25,7 +25,9 @@ OPD = {"buffer": 4, "rollback": {"requests": 4, "confidence": 0.6}, "full_verify
 
 @pytest.fixture(scope="module")
 def own() -> Iterator[Server]:
-    yield keep(launch_of(backend()))
+    with leased(launch_of(backend())) as server:
+        pass  # it stays, for runs that lease it
+    yield server
     stop_kept()
 
 

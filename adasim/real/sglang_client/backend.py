@@ -1,19 +1,14 @@
 """The SGLang backend: a scenario's requests answered by a server of SGLang with adasim's plugin. Loads no SGLang."""
 
-import os
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, JsonValue, model_validator
 
 from adasim import __version__
 from adasim.calibration.alarm import Alarm
-from adasim.calibration.cost import TableCost
+from adasim.calibration.cost import CostModel
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.identity import EngineIdentity, fingerprint, processor
@@ -24,26 +19,16 @@ from adasim.real.engine_backend import EngineBackend
 from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
 from adasim.real.sglang_client.api import Api, Gone, Refused
-from adasim.real.sglang_client.asking import asked, check_lengths, model_config, shapes
-from adasim.real.sglang_client.collector import Collector
-from adasim.real.sglang_client.counters import others
+from adasim.real.sglang_client.asking import asked, model_config
 from adasim.real.sglang_client.launching import OURS, gpu_name, launch_of
-from adasim.real.sglang_client.process import Server, keep, kept, python, stop_kept, versions
-from adasim.real.sglang_client.resolved import differences, resolved
-from adasim.real.sglang_client.said import loss_of, notes_of
-from adasim.real.sglang_client.tables import Replay
-from adasim.real.sglang_client.traffic import Sender, Traffic
-from adasim.real.sglang_plugin.orders import Orders, Play
-from adasim.records import CutShort, Records
-from adasim.serving.drift import tell_drift
+from adasim.real.sglang_client.process import kept, leased, python, versions
+from adasim.real.sglang_client.resolved import resolved
+from adasim.real.sglang_client.serving import info_of, serve
+from adasim.real.turns import Turns, to_the_end
+from adasim.records import Records
 from adasim.serving.kv import KvMemory
 from adasim.types import EngineCaps, Request
 from adasim.workload import Workload
-
-if TYPE_CHECKING:
-    from adasim.real.sglang_client.training import Training
-
-_runs = count()
 
 
 class SglangBackend(EngineBackend):
@@ -196,54 +181,19 @@ class SglangBackend(EngineBackend):
             InputError: the server is not the one that the scenario means, or refuses the run.
             CutShort: it went away, with the records of what it had done.
         """
-        requests, prompts = asked(self, workload, seed)
-        check_lengths(self, requests)
-        server, api = self._connect()
-        info = _info(api)
-        if lines := differences(self, info):
-            raise InputError(*(f"backend.{line}" for line in lines))
-        collector, before = Collector(api), api.metrics()
-        name = f"adasim-{os.getpid()}-{next(_runs)}-"
-        sender = Sender(api, requests, prompts, name, shapes(self, workload, requests))
-        with self._trained(api, workload, f"{policy.label}-{seed}") as training:
-            collector.start()
-            try:
-                self._order(api, workload, requests, policy)
-                began_s = time.monotonic()
-                traffic = self._send(sender, workload, began_s)
-            except BaseException:  # Ctrl-C: a server that stays must not go on with what nobody waits for
-                sender.abort()
-                collector.finish()
-                raise
-            unread = collector.finish()
-            answered = len(traffic.answers) == len(requests) and not unread
-            after = api.metrics() if answered else None
-        replay = Replay(
-            requests, workload.domain_names, self.caps().block, self.kv.block_tokens, began_s + collector.offset_s,
-            self.alarm,
-        )  # fmt: skip
-        replay.run(traffic, collector, began_s, name)
-        if training is not None:
-            replay.recorder.events += training.events(began_s)
-        if training is not None or self.alarm is not None:
-            tell_drift(replay.recorder.events, workload, requests, replay.lives)
-        records = replay.records()
-        records.notes += notes_of(self, traffic, collector, replay)
-        if training is not None:
-            records.notes += training.notes()
-            if training.left and server is None:
-                records.notes.append(f"ALARM: the server is not as it was before the run; start it anew: {training.left}")
-        if traffic.lost or unread:
-            records.notes.append(f"cut short: {traffic.lost or unread}")
-            raise CutShort(records, loss_of(traffic, unread, requests, replay), again=server is not None)
-        if wrong := replay.against(traffic.answers):
-            more = [f"and {len(wrong) - 5} more"] if len(wrong) > 5 else []
-            raise InputError(*wrong[:5], *more)
-        own = {"sglang:generation_tokens_total": int(replay.lives.done.sum())}
-        own |= {"sglang:prompt_tokens_total": sum(r.prompt_len for i, r in enumerate(requests) if i in traffic.sent_s)}
-        if answered:
-            records.notes += others(before, after, own)
-        return records
+        if self.url is not None:
+            return to_the_end(serve(self, Api(self.url), workload, policy, seed))
+        with leased(launch_of(self)) as server:
+            return to_the_end(serve(self, server.api, workload, policy, seed))
+
+    def takes_turns(self, workload: Workload) -> bool:
+        """Closed loops can wait between steps, each on a server of its own: without a GPU there is room for several."""
+        return self.url is None and self.device == "cpu" and workload.clients is not None and not self.trains
+
+    def turns(self, workload: Workload, policy: Policy, seed: int) -> Turns[Records]:
+        """See :meth:`EngineBackend.turns`."""
+        with leased(launch_of(self)) as server:
+            return (yield from serve(self, server.api, workload, policy, seed, server.hold))
 
     def target_folder(self) -> Path:
         """The target's folder."""
@@ -257,64 +207,17 @@ class SglangBackend(EngineBackend):
         """The drafter's folder."""
         return draft_folder(self.drafter)
 
-    def _connect(self) -> tuple[Server | None, Api]:
-        """A server of one's own, started if need be; or the one at the URL.
-
-        Raises:
-            InputError: it does not come up.
-        """
-        if self.url is None:
-            server = keep(launch_of(self))
-            return server, server.api
-        return None, Api(self.url)
-
     def _running(self) -> dict[str, Any] | None:
         """What the server says, where one runs."""
         if self.url is not None:
-            return _info(Api(self.url))
+            return info_of(Api(self.url))
         server = kept(launch_of(self))
         try:
             return None if server is None else server.api.info()
         except (Gone, Refused):
             return None
 
-    def _order(self, api: Api, workload: Workload, requests: list[Request], policy: Policy) -> None:
-        """Have the policy played, and what a measurement needs beside it."""
-        cost = self._believed if "cost" in policy.needs else None
-        cost = cost.inline() if isinstance(cost, TableCost) else cost
-        play = {"policy": policy, "cost": cost, "forced": self.forced, "together": self._together(workload, requests)}
-        api.order(Orders(play=Play.model_validate(play)))
-
-    def _together(self, workload: Workload, requests: list[Request]) -> int:
-        """Requests that are to begin in one step: where acceptance is decreed, those that also end in one."""
-        clients = workload.clients or 0
-        alike = len({(r.prompt_len, r.output_len) for r in requests}) == 1 and clients and len(requests) % clients == 0
-        return clients if alike and self.forced is not None and len(self.forced.lengths) == 1 else 0
-
-    def _send(self, sender: Sender, workload: Workload, began_s: float) -> Traffic:
-        if workload.clients is None:
-            return sender.open(began_s)
-        return sender.closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
-
-    @contextmanager
-    def _trained(self, api: Api, workload: Workload, run: str) -> "Iterator[Training | None]":
-        """With a trainer beside it, where one is asked for."""
-        if self.opd is None or not self.opd.enabled:
-            yield None
-            return
-        from adasim.real.sglang_client.training import trained
-
-        training = None
-        try:
-            with trained(api, self.opd, run, workload.domain_names, self.sampling) as training:
-                yield training
-        finally:
-            if training is not None and training.left and self.url is None:  # the next run is to have another server
-                stop_kept()
-
-
-def _info(api: Api) -> dict[str, Any]:
-    try:
-        return api.info()
-    except Gone as error:
-        raise InputError(f"backend: no server answers: {error}") from error
+    @property
+    def believed(self) -> CostModel | None:
+        """What policies may know of time."""
+        return self._believed

@@ -24,6 +24,7 @@ class Collector:
         names: SGLang's ids of requests, by the numbers that steps use.
         offset_s: the server's clock less this machine's.
         unsure_s: what that may be off.
+        held: from when to when the server was held, on its clock, since it was started.
     """
 
     api: Api
@@ -31,6 +32,7 @@ class Collector:
     names: dict[int, str] = field(default_factory=dict)
     offset_s: float = 0.0
     unsure_s: float = float("inf")
+    held: list[list[float]] = field(default_factory=list)
     _next: int = 0  # step to be read next
     _stop: Event = field(default_factory=Event)
     _thread: Thread | None = None
@@ -101,6 +103,7 @@ class Collector:
             same = abs(offset_s) <= unsure_s  # one machine has one clock
             self.offset_s, self.unsure_s = (0.0, 0.0) if same else (offset_s, unsure_s)
         fields = {"fields": Round._fields, "prefill_fields": Prefill._fields}
-        if any(found.get(name) != list(names) for name, names in fields.items()):
+        if "held" not in found or any(found.get(name) != list(names) for name, names in fields.items()):
             raise InputError(f"{self.api.url}: its adasim {found.get('adasim')} writes other round records than this one")
+        self.held = found["held"]
         return found

@@ -10,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -18,6 +20,7 @@ from typing import Any
 
 from adasim.errors import InputError
 from adasim.real.sglang_client.api import Api
+from adasim.real.sglang_plugin.turn import VARIABLE, Hold
 
 PYTHON = "ADASIM_SGLANG_PYTHON"  # environment variable: the Python of the environment that holds SGLang
 STARTS_S = 1800.0  # a start takes one to three minutes, more beside others
@@ -40,17 +43,26 @@ class Launch:
 
 
 class Server:
-    """A running server. Raises InputError with the reason when it does not come up."""
+    """A running server. Raises InputError with the reason when it does not come up.
+
+    Attributes:
+        api: how it is spoken to.
+        hold: has it wait between steps.
+        leased: whether somebody uses it.
+    """
 
     def __init__(self, launch: Launch) -> None:
-        self.launch, port = launch, _free_port()
+        self.launch, self.leased, port = launch, False, _free_port()
         handle, name = tempfile.mkstemp(prefix="adasim-sglang-", suffix=".log")
         self.log = Path(name)
+        turn = self.log.with_suffix(".turn")
+        self.hold = Hold(turn, lambda: self.alive)
         print(f"SGLang is starting, which takes minutes; its log is {self.log}", file=sys.stderr)
         command = [python(), "-m", "sglang.launch_server", *launch.arguments, "--host", "127.0.0.1", "--port", str(port)]
+        environment = os.environ | dict(launch.environment) | {VARIABLE: str(turn)}
         with os.fdopen(handle, "wb") as log:
             self.process = subprocess.Popen(
-                command, env=os.environ | dict(launch.environment), stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True, preexec_fn=end_with_parent,  # noqa: PLW1509 (no other thread starts servers)
             )  # fmt: skip
         self.api = Api(f"http://127.0.0.1:{port}")
@@ -76,6 +88,7 @@ class Server:
                 self.process.wait(wait_s)
             except subprocess.TimeoutExpired:
                 continue
+        self.hold.clear()
         if not keep_log:
             self.log.unlink(missing_ok=True)
 
@@ -92,23 +105,33 @@ class Server:
 _kept: list[Server] = []
 
 
-def keep(launch: Launch) -> Server:
-    """The server of that launch; another one goes first, as both may not fit."""
-    if _kept and _kept[0].launch == launch and _kept[0].alive:
-        return _kept[0]
-    stop_kept()
-    _kept.append(Server(launch))
-    return _kept[0]
+@contextmanager
+def leased(launch: Launch) -> Iterator[Server]:
+    """A server of that launch that nobody else here uses, started if need be and kept afterwards.
+
+    Those of another launch go first, as both may not fit.
+    """
+    for server in [s for s in _kept if s.launch != launch or not s.alive]:
+        _kept.remove(server)
+        server.stop()
+    server = next((s for s in _kept if not s.leased), None) or Server(launch)
+    if server not in _kept:
+        _kept.append(server)
+    server.leased = True
+    try:
+        yield server
+    finally:
+        server.leased = False
 
 
 def kept(launch: Launch) -> Server | None:
-    """The server of that launch, if it runs."""
-    return _kept[0] if _kept and _kept[0].launch == launch and _kept[0].alive else None
+    """A server of that launch, if one runs."""
+    return next((s for s in _kept if s.launch == launch and s.alive), None)
 
 
 @atexit.register
 def stop_kept() -> None:
-    """Stop the server that is kept."""
+    """Stop the servers that are kept."""
     while _kept:
         _kept.pop().stop()
 

@@ -10,6 +10,7 @@ from adasim.calibration.alarm import Alarm
 from adasim.real.sglang_client.collector import Collector
 from adasim.real.sglang_client.traffic import Traffic
 from adasim.real.sglang_plugin.rounds import Entry, Prefill, Round
+from adasim.real.sglang_plugin.turn import own_seconds
 from adasim.records import Records, StepRecord
 from adasim.serving.lives import FINISHED, RUNNING, WAITING, Lives
 from adasim.serving.monitor import Finished, Monitor
@@ -57,10 +58,12 @@ class Replay:
             name: what SGLang's ids of its requests begin with.
         """
         tokens = {i: int(a["meta_info"]["completion_tokens"]) for i, a in traffic.answers.items()}
-        self.sent({i: s - began_s for i, s in traffic.sent_s.items()}, tokens)
+        own_s = own_seconds([h for h in collector.held if h[1] > self.began_s])
+        here_s = self.began_s - began_s  # the server's clock less this machine's
+        self.sent({i: own_s(s + here_s) - self.began_s for i, s in traffic.sent_s.items()}, tokens)
         own = {n: int(full.removeprefix(name)) for n, full in collector.names.items() if full.startswith(name)}
         for entry in collector.steps:
-            self.play(entry, own)
+            self.play(entry._replace(start_s=own_s(entry.start_s), end_s=own_s(entry.end_s)), own)
 
     def sent(self, sent_s: Mapping[int, float], tokens: Mapping[int, int]) -> None:
         """When requests were sent, seconds of the run, and the tokens that those that finished were given."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from adasim.real.sglang_client.api import Api, Gone, Refused
 from adasim.types import Request
+from adasim.workload import Workload
 
 
 @dataclass(slots=True)
@@ -50,6 +51,16 @@ class Sender:
     _sent: Event = field(default_factory=Event)  # all are
     _stop: Event = field(default_factory=Event)  # nothing more is to be sent
     _ending: bool = False  # what runs is to be aborted
+
+    def send(self, workload: Workload, began_s: float) -> Traffic:
+        """As the workload says, from ``began_s`` on."""
+        try:
+            if workload.clients is None:
+                return self.open(began_s)
+            return self.closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
+        except Exception as error:  # on a thread of its own nobody else would notice
+            self._lose(f"{type(error).__name__}: {error}")
+            raise
 
     def closed(self, clients: int, *, drain: bool) -> Traffic:
         """``clients`` send one after the other; without ``drain`` all is over when the last request has been sent."""

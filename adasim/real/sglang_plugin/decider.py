@@ -92,6 +92,7 @@ class Decider:
         self.full_verify_share = 0.0  # of a round's requests, to show a trainer whole blocks
         self.whole = np.zeros(0, dtype=bool)  # which of the round's requests do
         self._rng = random.Random(0)
+        self.emitted = 0  # tokens of all rounds; prompts give one each, which does not count
         self._numbers: dict[str, int] = {}
         self._next_number = self.step = 0  # the next step's number
         self._open: deque[_Open] = deque()
@@ -168,6 +169,7 @@ class Decider:
             )
         )  # fmt: skip
         done.accepted, done.now_s = accepted, now
+        self.emitted += int(accepted.sum()) + len(run)
         self.settle()
 
     def settle(self) -> None:

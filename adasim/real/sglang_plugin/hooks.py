@@ -1,5 +1,5 @@
-"""What reaches from SGLang's scheduler process into the worker: queue length in, records out, orders in, and new weights,
-which are refused without harm when they do not fit.
+"""What reaches from SGLang's scheduler process into the worker: queue length in, records out, orders in, that it is the
+server's turn, and new weights, which are refused without harm when they do not fit.
 """
 
 import time
@@ -29,8 +29,9 @@ def open_scheduler() -> None:
 
 
 def _tell_queue(scheduler: Any, *args: Any, **kwargs: Any) -> None:
-    """Before every step: how many requests wait, and how many tokens are held."""
+    """Before every step: how many requests wait, and how many tokens are held. The step waits for the server's turn."""
     decider = scheduler.draft_worker.decider
+    scheduler.draft_worker.turn.wait(decider.emitted)
     decider.queued = len(scheduler.waiting_queue)
     decider.kv_tokens = scheduler.max_total_num_tokens - scheduler.token_to_kv_pool_allocator.available_size()
 
@@ -54,6 +55,7 @@ def _add_rounds(result: Any, controller: Any, state: dict[str, Any]) -> None:
     worker.decider.settle()
     state["adasim"] = worker.decider.log.dump() | {
         "now_s": time.monotonic(),
+        "held": worker.turn.held,
         "running": _running(scheduler),
         "waiting": len(scheduler.waiting_queue),
         "refused": worker.player.refused,

@@ -36,6 +36,7 @@ from adasim.real.sglang_plugin.player import Player
 from adasim.real.sglang_plugin.rounds import RoundLog
 from adasim.real.sglang_plugin.settings import ServedOpd, read_settings
 from adasim.real.sglang_plugin.tap import Tap
+from adasim.real.sglang_plugin.turn import Turn
 from adasim.real.sglang_plugin.verifying import graph_sizes, verify
 from adasim.types import EngineCaps, IntArray
 
@@ -57,6 +58,7 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         self._group = get_dp_tp_group()
         self._draft_head = self._make_draft_head()
         self._marks = Marks(self.device)
+        self.turn = Turn.of_environment() if self._group.rank_in_group == 0 else Turn()
         self.tap: Tap | None = None
         self._prompt_hidden: Tensor | None = None  # of the prefill that is running [S, taps * D]
 
@@ -68,7 +70,9 @@ class AdaFlashWorker(DFlashWorkerV2):  # type: ignore[misc]
         attention = self.model_runner.attn_backend
         if self.device != "cpu" and not attention.supports_ragged_verify_graph:
             raise InputError(f"ADAFLASH: {type(attention).__name__} cannot verify this target's blocks at ragged lengths")
-        self.decider = Decider(self.settings.policy, self.caps(), RoundLog(self.settings.kept_rounds))
+        self.decider = Decider(
+            self.settings.policy, self.caps(), RoundLog(self.settings.kept_rounds), self.turn.clock
+        )  # fmt: skip
         self.player = Player(self.settings, self.decider, self.show)
         self.show(self.settings.opd)
 
