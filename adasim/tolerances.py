@@ -40,7 +40,7 @@ class Validation(Component):
         tolerances: what it may miss by.
         replications: simulated runs of each measured one, each with luck of its own.
         reference_age_s: how far in time a run and its plain-decoding reference may lie apart; further: it is not judged.
-        pair: policies' runs beside one reference, or between two.
+        pair: policies' runs beside one reference, or between two. On SGLang without a GPU each needs memory for a server.
         false_alarm_runs: mean runs between false alarms of one cost that ``--watch`` watches.
         false_alarm_requests: mean requests between false alarms of one domain's acceptance.
     """

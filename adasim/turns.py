@@ -24,8 +24,9 @@ def take_turns(trials: Sequence[Trial]) -> bool:
 def run_in_turns(trials: Sequence[Trial], out: Path) -> list[Failure | None]:
     """Run trials in turns, or one after another where they cannot, and write their folders.
 
-    The trial with the smallest share of its work done takes the next turn, so that all of them begin and end together
-    and each meets the same moments of the machine. Returns what went wrong with each; one that fails leaves the others.
+    The trial with the smallest share of its work done takes the next turn, and nobody a second before all had a first, so
+    that all of them begin and end together and each meets the same moments of the machine. Returns what went wrong with
+    each; one that fails leaves the others.
     """
     if len(trials) < 2 or not take_turns(trials):
         return [run_trial(t, out) for t in trials]
@@ -50,7 +51,7 @@ def _play(
     for i, (trial, scenario) in enumerate(zip(trials, scenarios, strict=True)):
         assert isinstance(scenario.backend, EngineBackend)
         runs[i] = scenario.backend.turns(scenario.workload, scenario.policies[0], trial.seed)
-    shares, made, failed = dict.fromkeys(runs, 0.0), dict[int, Records](), dict[int, Failure]()
+    shares, made, failed = dict.fromkeys(runs, -1.0), dict[int, Records](), dict[int, Failure]()
     try:
         while shares:
             i = min(shares, key=lambda i: shares[i])

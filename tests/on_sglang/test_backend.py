@@ -90,7 +90,9 @@ def test_policies_play_as_they_are(runs: dict[str, Records]) -> None:
 
 def test_a_held_server_waits_between_steps(own: Server, runs: dict[str, Records]) -> None:
     """Its records are those of a run that nobody held, and no clock counts the waiting."""
-    run, waits, began_s = backend().turns(closed(), Fixed(verify_len=4), 0), 0, time.monotonic()
+    run, waits = backend().turns(closed(), Fixed(verify_len=4), 0), 0
+    assert next(run) == 0  # there is a server
+    began_s = time.monotonic()
     while True:
         try:
             share = next(run)

@@ -193,6 +193,7 @@ class SglangBackend(EngineBackend):
     def turns(self, workload: Workload, policy: Policy, seed: int) -> Turns[Records]:
         """See :meth:`EngineBackend.turns`."""
         with leased(launch_of(self)) as server:
+            yield 0.0  # others start theirs first: a server that is held for minutes would take itself for hung
             return (yield from serve(self, server.api, workload, policy, seed, server.hold))
 
     def target_folder(self) -> Path:
