@@ -23,6 +23,7 @@ import pandas as pd
 from adasim import __version__, adaptation, metrics
 from adasim.errors import InputError, PolicyError
 from adasim.files import to_json, write_atomic
+from adasim.identity import EngineIdentity
 from adasim.plan import Plan, Trial
 from adasim.records import CutShort, Records
 from adasim.scenario import Scenario
@@ -286,10 +287,21 @@ def _where(plan: Plan, places: dict[str, dict[str, None]]) -> str:
     return f" ({'; '.join(parts)})"
 
 
-def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run", notes: Sequence[str] = ()) -> None:
-    """What was run by which command, with what, where; ``notes`` are about this run alone.
+def write_manifest(
+    plan: Plan,
+    out: Path,
+    *,
+    finished: bool,
+    command: str = "run",
+    notes: Sequence[str] = (),
+    engine: EngineIdentity | None = None,
+) -> None:
+    """What was run by which command, with what, where.
 
-    ``engine`` is the identity of a measured backend at the first point of the sweep; every trial holds its own.
+    Args:
+        notes: about this run alone.
+        engine: where measured numbers come from; None = the scenario's backend on this machine, at the first point of
+            the sweep. Every trial holds its own.
     """
     manifest = {
         "made_by": command,
@@ -302,7 +314,7 @@ def write_manifest(plan: Plan, out: Path, *, finished: bool, command: str = "run
         "finished": finished,
         "notes": [*plan.notes, *notes],
         "files": plan.files,
-        "engine": _identity(plan.scenario),
+        "engine": _identity(plan.scenario) if engine is None else engine.model_dump(),
         "versions": {"adasim": __version__, "python": platform.python_version()} | _library_versions(),
         "git": _git_sha(),
         "host": {

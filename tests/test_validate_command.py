@@ -283,6 +283,17 @@ def test_references_that_no_manifest_lists_yet_are_found(
     pd.testing.assert_frame_equal(one.reset_index(drop=True), other.reset_index(drop=True))
 
 
+def test_records_of_another_machine_are_said_to_be_its_own(ran: Any, tmp_path: Path) -> None:
+    """Their engine need not be here."""
+    folder, arguments, _ = ran
+    copy = shutil.copytree(folder / "out", tmp_path / "copy")
+    there = HERE.model_dump()
+    for path in copy.glob("trials/*/trial.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"engine": there}))
+    assert adasim(*arguments[:4], "--records", copy, "--out", tmp_path / "out", "--force") == 0
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text())["engine"] == there
+
+
 def test_the_floor_compares_what_both_hold(ran: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One seed of head is gone: only the other counts, and the cells are no further apart."""
     folder, _, _ = ran

@@ -79,7 +79,8 @@ def judge_recorded(
     left = sum((t.policy, *t.point.values(), t.seed) not in keys for b in blocks for t in b.trials)
     passed = _judge(plan, profile, fitted, runs, left, out, notes, [], as_json=as_json)
     taken = replace(plan, trials=[], notes=[*plan.notes, f"measured runs were taken from {records}"])
-    write_manifest(taken, out, finished=not left, command="validate")
+    engine = next((r.engine for r in runs if r.engine is not None), None)  # it need not be on this machine
+    write_manifest(taken, out, finished=not left, command="validate", engine=engine)
     if not passed:
         raise typer.Exit(NOT_VALID)
 
