@@ -48,9 +48,10 @@ def launch_of(backend: "SglangBackend") -> Launch:
         arguments |= {"attention_backend": "torch_native", "speculative_draft_attention_backend": "torch_native"}
         arguments |= {"disable_cuda_graph": True, "sleep_on_idle": True}
     settings = {"policy": {"kind": "off"}, "kept_rounds": KEPT, "experiments": True}
-    own = (
-        {"SGLANG_RAGGED_VERIFY_MODE": "compact"} if gpu else cpu.environment() | {"OMP_NUM_THREADS": str(backend.threads)}
-    )
+    ranks = int(str(backend.arguments.get("tp_size") or 1))
+    own = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
+    if not gpu:
+        own = cpu.environment(ranks) | {"OMP_NUM_THREADS": str(backend.threads)}
     return Launch(command_line(arguments | backend.arguments), tuple((own | {VARIABLE: json.dumps(settings)}).items()))
 
 

@@ -17,13 +17,14 @@ def asked_for() -> bool:
     return os.environ.get(SWITCH) == "1"
 
 
-def environment() -> dict[str, str]:
+def environment(ranks: int = 1) -> dict[str, str]:
     """What a server without a GPU needs in its environment, before its first import of SGLang."""
     here, old = str(Path(__file__).parent / "cpu_path"), os.environ.get("PYTHONPATH", "")
     return {
         SWITCH: "1",
         "SGLANG_USE_CPU_ENGINE": "1",
-        "SGLANG_CPU_OMP_THREADS_BIND": "0",
+        "SGLANG_CPU_OMP_THREADS_BIND": "|".join(["0"] * ranks),
+        "SGLANG_NCCL_SO_PATH": "none",  # several ranks would take a library that is there for one that can be used
         "SGLANG_CUDA_COREDUMP_BEFORE_CRASH": "0",
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": here if not old else f"{here}{os.pathsep}{old}",
