@@ -67,6 +67,16 @@ def test_lengths_of_one_round_differ(served: dict[str, Served]) -> None:
     assert any(len(set(r.verify_lens)) > 1 for r in served[Head().label].rounds)
 
 
+def test_prompts_that_plain_decoding_left_in_the_prefix_cache_are_drafted_for_as_well(
+    server: Server, prompts: list[list[int]], elsewhere: dict[str, list[tuple[list[int], list[tuple[int, int, int]]]]]
+) -> None:
+    policy = POLICIES[0]
+    server.serve(Off(), prompts, TOKENS)
+    run = server.serve(policy, prompts, TOKENS)
+    for i, (_, rounds) in enumerate(elsewhere[policy.label]):
+        assert run.of(i)[: len(rounds)] == rounds
+
+
 @pytest.mark.parametrize("policy", PER_REQUEST, ids=lambda p: p.label)
 def test_rounds_are_those_of_the_torch_engine(
     policy: Policy,

@@ -53,6 +53,7 @@ SIGNATURES: dict[str, str] = {
         "batch layout draft_block_ids draft_tokens bs device verify_num_draft_tokens model_runner"
     ),
     _DSPARK + "ScatterCompactToStrided.torch": "compact layout fill_value verify_num_draft_tokens",
+    _SRT + "managers.scheduler:Scheduler.flush_cache": "self empty_cache",
     _SRT + "mem_cache.kv_loc_plan:KVLocPlan.bind": "self batch reader cols",
     _SRT + "models.dflash:DFlashDraftModel.__init__": "self config quant_config prefix",
     _SRT + "models.dflash:DFlashDraftModel.forward": (

@@ -76,16 +76,27 @@ def _obey(original: Callable[..., Any], controller: Any, request: Any) -> Any:
         return original(controller, request)
     from sglang.srt.managers.io_struct import SetInternalStateReqOutput
 
-    scheduler = controller.scheduler
-    player, problems = scheduler.draft_worker.player, list[str]()
-    busy = _running(scheduler) + len(scheduler.waiting_queue)
+    problems = list[str]()
     for name in names:
         try:
-            player.obey(read_orders(name), busy)
+            _carry_out(read_orders(name), controller.scheduler)
         except InputError as error:
             problems += error.problems
-    player.refused = "\n".join(problems)
+    controller.scheduler.draft_worker.player.refused = "\n".join(problems)
     return SetInternalStateReqOutput(updated=not problems)
+
+
+def _carry_out(orders: Orders, scheduler: Any) -> None:
+    """Where plain decoding ends, prompts that it left in the prefix cache are forgotten: no drafter has followed them.
+
+    Raises:
+        InputError: why not.
+    """
+    player, busy = scheduler.draft_worker.player, _running(scheduler) + len(scheduler.waiting_queue)
+    begins = orders.play is not None and orders.play.policy.loads_drafter and not player.follows and not busy
+    if begins and not scheduler.server_args.disable_radix_cache and not scheduler.flush_cache():
+        raise InputError("play: requests are just leaving; give the order again")
+    player.obey(orders, busy)
 
 
 def _refuse_bad_weights(original: Callable[..., Any], updater: Any, request: Any) -> Any:
@@ -120,10 +131,7 @@ def _use_policy(scheduler: Any, settings: str) -> None:
     """
     from adasim.real.sglang_plugin.settings import parse_policy
 
-    busy = _running(scheduler) + len(scheduler.waiting_queue)
-    scheduler.draft_worker.player.obey(
-        Orders(play=Play.model_validate({"policy": parse_policy(settings, "adasim_policy")})), busy
-    )
+    _carry_out(Orders(play=Play.model_validate({"policy": parse_policy(settings, "adasim_policy")})), scheduler)
 
 
 def _use_tap(scheduler: Any, settings: str) -> None:
