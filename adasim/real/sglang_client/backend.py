@@ -8,7 +8,6 @@ from pydantic import Field, JsonValue, model_validator
 
 from adasim import __version__
 from adasim.calibration.alarm import Alarm
-from adasim.calibration.cost import CostModel
 from adasim.calibration.roofline import AnyCost
 from adasim.errors import InputError
 from adasim.identity import EngineIdentity, fingerprint, processor
@@ -20,7 +19,7 @@ from adasim.real.opd import Opd
 from adasim.real.sampling import Forced, Sampling
 from adasim.real.sglang_client.api import Api, Gone, Refused
 from adasim.real.sglang_client.asking import asked, model_config
-from adasim.real.sglang_client.launching import OURS, gpu_name, launch_of
+from adasim.real.sglang_client.launching import OURS, gpu_name, launch_of, ranks_of
 from adasim.real.sglang_client.process import kept, leased, python, versions
 from adasim.real.sglang_client.resolved import resolved
 from adasim.real.sglang_client.serving import info_of, serve
@@ -122,7 +121,7 @@ class SglangBackend(EngineBackend):
             interpreter = str(own["python"])
         else:
             of, interpreter = versions(python())
-            hardware = processor() if self.device == "cpu" else gpu_name(int(str(self.arguments.get("tp_size") or 1)))
+            hardware = processor() if self.device == "cpu" else gpu_name(ranks_of(self))
         return EngineIdentity(
             engine=self.kind,
             engine_version=of,
@@ -217,8 +216,3 @@ class SglangBackend(EngineBackend):
             return None if server is None else server.api.info()
         except (Gone, Refused):
             return None
-
-    @property
-    def believed(self) -> CostModel | None:
-        """What policies may know of time."""
-        return self._believed

@@ -48,11 +48,15 @@ def launch_of(backend: "SglangBackend") -> Launch:
         arguments |= {"attention_backend": "torch_native", "speculative_draft_attention_backend": "torch_native"}
         arguments |= {"disable_cuda_graph": True, "sleep_on_idle": True}
     settings = {"policy": {"kind": "off"}, "kept_rounds": KEPT, "experiments": True}
-    ranks = int(str(backend.arguments.get("tp_size") or 1))
     own = {"SGLANG_RAGGED_VERIFY_MODE": "compact"}
     if not gpu:
-        own = cpu.environment(ranks) | {"OMP_NUM_THREADS": str(backend.threads)}
+        own = cpu.environment(ranks_of(backend)) | {"OMP_NUM_THREADS": str(backend.threads)}
     return Launch(command_line(arguments | backend.arguments), tuple((own | {VARIABLE: json.dumps(settings)}).items()))
+
+
+def ranks_of(backend: "SglangBackend") -> int:
+    """Tensor-parallel ranks of a server that is started."""
+    return int(str(backend.arguments.get("tp_size") or 1))
 
 
 @lru_cache

@@ -129,7 +129,7 @@ def _in_turns(sending: Thread, requests: Sequence[Request], hold: Hold | None) -
 
 def _order(backend: "SglangBackend", api: Api, workload: Workload, requests: Sequence[Request], policy: Policy) -> None:
     """Have the policy played, and what a measurement needs beside it."""
-    cost = backend.believed if "cost" in policy.needs else None
+    cost = backend.caps().cost if "cost" in policy.needs else None
     cost = cost.inline() if isinstance(cost, TableCost) else cost
     together = _together(backend, workload, requests)
     play = {"policy": policy, "cost": cost, "forced": backend.forced, "together": together}

@@ -52,17 +52,18 @@ class Sender:
     _stop: Event = field(default_factory=Event)  # nothing more is to be sent
     _ending: bool = False  # what runs is to be aborted
 
-    def send(self, workload: Workload, began_s: float) -> Traffic:
-        """As the workload says, from ``began_s`` on."""
+    def send(self, workload: Workload, began_s: float) -> None:
+        """As the workload says, from ``began_s`` on; comes back when all is answered, or lost."""
         try:
             if workload.clients is None:
-                return self.open(began_s)
-            return self.closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
+                self._open(began_s)
+            else:
+                self._closed(workload.clients, drain=bool(getattr(workload, "drain", True)))
         except Exception as error:  # on a thread of its own nobody else would notice
             self._lose(f"{type(error).__name__}: {error}")
             raise
 
-    def closed(self, clients: int, *, drain: bool) -> Traffic:
+    def _closed(self, clients: int, *, drain: bool) -> None:
         """``clients`` send one after the other; without ``drain`` all is over when the last request has been sent."""
         threads = [Thread(target=self._client, daemon=True) for _ in range(min(clients, len(self.requests)))]
         for thread in threads:
@@ -72,9 +73,8 @@ class Sender:
                 pass
             self._end(threads)
         _join(threads)
-        return self.traffic
 
-    def open(self, began_s: float) -> Traffic:
+    def _open(self, began_s: float) -> None:
         """Everyone at the time of arrival, counted from ``began_s``."""
         threads = []
         for index, request in enumerate(self.requests):
@@ -84,7 +84,6 @@ class Sender:
             threads.append(Thread(target=self._ask, args=(index,), daemon=True))
             threads[-1].start()
         _join(threads)
-        return self.traffic
 
     def abort(self) -> None:
         """Send no more, and end what is under way; requests of others go on."""

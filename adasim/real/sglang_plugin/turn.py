@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from adasim.files import write_atomic
+from adasim.real.turns import Stopwatch
 
 VARIABLE = "ADASIM_TURN"  # environment variable of a server: the file that holds it; unset = nobody can
 POLL_S = 0.001
@@ -24,11 +25,12 @@ class Turn:
         path: the file that holds it; None = nobody can.
 
     Attributes:
+        clock: seconds, without those that it was held: what policies may go by.
         held: from when to when it waited, seconds of the monotonic clock.
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path, self._waited_s = path, 0.0
+        self._path, self.clock = path, Stopwatch(time.monotonic)
         self.held: list[tuple[float, float]] = []
 
     @classmethod
@@ -37,23 +39,18 @@ class Turn:
         given = os.environ.get(VARIABLE)
         return cls(Path(given) if given else None)
 
-    def clock(self) -> float:
-        """Seconds, without those that it was held: what policies may go by."""
-        return time.monotonic() - self._waited_s
-
     def wait(self, emitted: int) -> None:
         """Before every step, as long as the client wants and lives. Args: emitted: tokens so far."""
         if self._path is None or not self._path.exists():
             return
-        began_s = time.monotonic()
-        answer = _answer(self._path)
+        self.clock.stop()
+        began_s, answer = time.monotonic(), _answer(self._path)
         write_atomic(answer, str(emitted))
         while _held(self._path):
             time.sleep(POLL_S)
         answer.unlink(missing_ok=True)
-        end_s = time.monotonic()
-        self.held.append((began_s, end_s))
-        self._waited_s += end_s - began_s
+        self.held.append((began_s, time.monotonic()))
+        self.clock.go_on()
 
 
 class Hold:
