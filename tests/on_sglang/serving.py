@@ -2,7 +2,9 @@
 
 import json
 import os
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -123,6 +125,15 @@ def torch_rounds(policy: Policy, prompt: list[int], tokens: int) -> tuple[list[i
         pass
     rounds = [(int(o.draft_lens[0]), int(o.verify_lens[0]), int(o.accepted[0])) for o in driver.seen]
     return engine.tokens[0][len(prompt) :], rounds
+
+
+def run(script: str, *arguments: str, timeout_s: float = 360.0, environment: Mapping[str, str] | None = None) -> Any:
+    """The JSON that a script beside this file prints last."""
+    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
+    env = os.environ | (environment or {})
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=timeout_s)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def copy_of(folder: Path, out: Path) -> Path:

@@ -1,9 +1,6 @@
 """Three tensor-parallel ranks decide and answer as one does."""
 
 import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -14,7 +11,7 @@ from adasim.policies.head import Head
 from adasim.policies.off import Off
 from adasim.real.sglang_plugin import cpu
 from tests.on_sglang.conftest import TOKENS
-from tests.on_sglang.serving import Served, Server, given
+from tests.on_sglang.serving import Served, Server, given, run
 
 RANKS = 3  # divides SmolLM2's 9 heads and 3 KV heads
 POLICIES: list[Policy] = [Off(), Fixed(verify_len=8), Head()]
@@ -23,11 +20,7 @@ POLICIES: list[Policy] = [Off(), Fixed(verify_len=8), Head()]
 @pytest.fixture(scope="module")
 def on_ranks(prompts: list[list[int]]) -> dict[str, Any]:
     arguments = (json.dumps(v) for v in (RANKS, prompts, TOKENS, [given(p) for p in POLICIES]))
-    command = [sys.executable, "-m", "tests.on_sglang.ranks", *arguments]
-    env = os.environ | cpu.environment(RANKS)
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    return dict(run("ranks.py", *arguments, timeout_s=900, environment=cpu.environment(RANKS)))
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.kind)

@@ -1,7 +1,6 @@
 """A server that cannot do what it is asked for does not start, and says why; stock SGLang gives the same tokens."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from adasim.errors import InputError
 from adasim.real.sglang_plugin import contract, cpu, plugin
 from tests.on_sglang.conftest import TOKENS
-from tests.on_sglang.serving import ARGUMENTS, DRAFTER, Served, copy_of
+from tests.on_sglang.serving import ARGUMENTS, DRAFTER, Served, copy_of, run
 
 DRAFTING = {
     "speculative_algorithm": "ADAFLASH",
@@ -50,14 +49,6 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 def starts() -> dict[str, str]:
     cases = json.dumps({name: case for name, (case, _) in CASES.items()})
     return dict(run("starts.py", cases))
-
-
-def run(script: str, *arguments: str) -> Any:
-    """The JSON that a script beside this file prints last."""
-    command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=360)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("name", CASES)
